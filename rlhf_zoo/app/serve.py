@@ -20,7 +20,7 @@ import click
 from ..errors import ZooError
 from ..evaluation.votes.limits import VOTES_PER_HOUR
 from ..hub.client.connect import DEFAULT_HUB, Hub
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 
 if TYPE_CHECKING:
     from .engine import Snapshot
@@ -64,12 +64,12 @@ def launch(
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
     port = _find_free_port(host, port)
     click.echo(f"Loading {ppo} and the models of its lineage. The first time takes a while.", err=True)
-    with doing("loading the page"):
+    with show_activity("loading the page"):
         from ..pipeline.stages.train import silence_libraries
 
         silence_libraries()
         from .page import PageModels
-    with doing("loading the models"):
+    with show_activity("loading the models"):
         page_models = PageModels.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
         with _import_space_app().serve_page(

@@ -13,7 +13,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .options import LM_EVAL_TASKS
 
 
@@ -29,7 +29,7 @@ def loading(activity: str) -> Iterator[None]:
     module_count, was_enabled = len(sys.modules), gc.isenabled()
     gc.disable()
     try:
-        with doing(activity):
+        with show_activity(activity):
             yield
     finally:
         if len(sys.modules) > module_count:
@@ -132,7 +132,7 @@ def read_flags(
     from ..runs.settings.evaluation import check_harness
     from ..runs.settings.judge_names import check_judge_name
     from ..runs.settings.parse import parse_flags, recipe_config, recipe_keys
-    from ..runs.settings.values import checked_keys, coerce
+    from ..runs.settings.values import coerce, convert_keys
 
     if recipe.startswith("-"):
         raise ZooError(f"Put {recipe} after the recipe: `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -147,13 +147,13 @@ def read_flags(
     loaded_recipe = load_recipe(recipe)
     evaluation = recipe_config(loaded_recipe, flags["recipe"]).evaluation
     for name in STAGES:
-        hints = {key: declared.resolved_type for key, declared in declared_keys(name).items()}
+        hints = {key: declared.type_hint for key, declared in declared_keys(name).items()}
         subject, refused = f"the stage {name}", refused_keys(name)
         prefix = "" if name == stage else f"{name}."
-        checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
+        convert_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
         if name in loaded_recipe.stages and (reads_all_stages or stage == name):
             source = str(loaded_recipe.yaml_file(name))
-            checked_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused=refused)
+            convert_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused=refused)
     if check_names and "ppo" in loaded_recipe.stages and (reads_all_stages or stage == "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)

@@ -7,7 +7,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.settings.values import json_object
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import loading
 from .layout import Command
 from .open_run import open_hub
@@ -160,7 +160,7 @@ def trace(
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
             from ..runs.data.turns import parse_prompt
-        with doing(f"tracing {run}"):
+        with show_activity(f"tracing {run}"):
             parsed_prompt = parse_prompt(prompt)
             policy = find_traced_policy(run, step=step, hub=connected_hub, **policy_options)
             trace_result = trace_checkpoint(policy, parsed_prompt, columns=prompt_columns, **options)

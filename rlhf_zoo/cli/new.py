@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..errors import printable
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import loading, parse_columns, quiet_hub
 from .layout import Command
 from .open_run import open_hub
@@ -78,7 +78,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
             check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.first_hub_name)
         with loading("loading the planner"):
             from ..pipeline.new.recipe import make_recipe, write
-        with doing("reading the model and the data"):
+        with show_activity("reading the model and the data"):
             recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)
     for setting, value, reason in recipe.decisions:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import loading, quiet_hub, read_flags
 from .layout import RecipeCommand
 from .open_run import open_hub
@@ -169,7 +169,7 @@ def _cached_plan(
         from ..pipeline.plan.plan import make_plan
         from ..pipeline.plan.shapes import has_local_shape
     needs_hub = not all(map(has_local_shape, model_names(recipe, flags)))
-    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"planning {recipe.name}"):
+    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, show_activity(f"planning {recipe.name}"):
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=connected_hub)
     if entry_name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
@@ -278,7 +278,7 @@ def print_plan_line(
     on_cpu = any(keys.get("use_cpu") for keys in stage_keys)
     try:
         device = replace(local_device(use_cpu=on_cpu), count=distributed.process_count())
-        with doing(f"planning {recipe.name}"):
+        with show_activity(f"planning {recipe.name}"):
             line = make_plan(recipe, device, flags, stages=stages, suggest_changes=False, hub=hub).line
         click.echo(line, err=True)
     except ZooError as error:

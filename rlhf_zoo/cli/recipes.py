@@ -14,7 +14,7 @@ import click
 from ..errors import ZooError
 from ..plugins import SYNONYMS
 from ..runs.registry import STAGES
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import loading, read_flags
 from .layout import Group, RecipeCommand
 from .options import HUB, RECIPE, SOURCE_HUB, TRUST, UserPath, json_option
@@ -49,10 +49,10 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
     Example:
       rlhf-zoo recipes list --json
     """
-    from ..runs.recipe_table import HARDWARE, recipe_rows, rows_of_other_packages, with_table
+    from ..runs.recipe_table import HARDWARE, insert_table, recipe_rows, rows_of_other_packages
 
     if readme is not None:
-        readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+        readme.write_text(insert_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
     package_rows, warnings = rows_of_other_packages()
     rows = [*recipe_rows(), *package_rows]
@@ -144,7 +144,7 @@ def recipes_validate(ctx: click.Context, recipe: str, hub: str | None, source_hu
     if "ppo" in settings_by_stage:
         check_parents(loaded_recipe, settings_by_stage["ppo"])
     needs_hub = uses_hub(loaded_recipe, config, settings_by_stage)
-    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, doing(f"checking {loaded_recipe.name}"):
+    with hub_for_reading(needs_hub, hub, source_hub) as connected_hub, show_activity(f"checking {loaded_recipe.name}"):
         lines = _check_models_and_data(connected_hub, loaded_recipe, config, settings_by_stage)
     click.echo("\n".join(lines))
 
@@ -167,7 +167,7 @@ def _check_models_and_data(
     )
     from ..runs.checks.splits import check_forms, check_judge_data
     from ..runs.dataset import own_pairs_keys
-    from ..runs.judge import with_judge
+    from ..runs.judge import choose_judge
 
     datasets.utils.logging.disable_progress_bar()
     # Names stay unchecked because a Hub does not answer, or because the Hub that is asked last does not have them.
@@ -191,7 +191,7 @@ def _check_models_and_data(
         check_label(models, ppo)
         check_tokenizers(models, ppo)
         check_response_length(config, ppo, models.get("policy"))
-        names = with_judge(config.evaluation, ppo).judge_names
+        names = choose_judge(config.evaluation, ppo).judge_names
         check_judges_available(names, config.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import check_repo, loading, quiet_hub
 from .layout import Command, Group
 from .open_run import open_hub
@@ -72,7 +72,7 @@ def deploy(
 
         quiet_hub()
         account = resolve_namespace("local" if connected_hub.kind == "local" else None, hub=connected_hub)
-        with doing("finding the models"):
+        with show_activity("finding the models"):
             models = find_models(ppo, **options)
             models, problem = add_runs(models, ablation or None)
         if problem is not None:
@@ -81,7 +81,7 @@ def deploy(
 
         from ..app.serve import render_static_page
 
-        with doing("sending the Space"):
+        with show_activity("sending the Space"):
             deployment = deploy_space(
                 name,
                 models,

@@ -175,14 +175,14 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     for key in texts:
         _check_key(key, flags)
     from ..runs.settings.declared import refused_keys
-    from ..runs.settings.values import checked_keys, coerce
+    from ..runs.settings.values import coerce, convert_keys
 
     hints, refused = _key_types(texts), refused_keys("ppo")
     grid: dict[str, list[Any]] = {}
     for key, text in texts.items():
         for item in coerce(text, list[str]):
             value = {key: item.strip()}
-            value = checked_keys(value, hints, "--grid", subject="the stage ppo", refused=refused, flag="--grid ")
+            value = convert_keys(value, hints, "--grid", subject="the stage ppo", refused=refused, flag="--grid ")
             if value[key] not in grid.setdefault(key, []):
                 grid[key].append(value[key])
     return grid
@@ -192,7 +192,7 @@ def _key_types(keys: Iterable[str]) -> dict[str, Any]:
     """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
     from ..runs.settings.declared import declared_keys
 
-    declared = {key: entry.resolved_type for key, entry in declared_keys("ppo").items()}
+    declared = {key: entry.type_hint for key, entry in declared_keys("ppo").items()}
     if all(declared.get(key, Any) is not None for key in keys):
         return declared
     from ..runs.settings.parse import stage_keys

@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import publishing, run_context
@@ -120,7 +120,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
 
         is_explicit = options["push_to_hub"] or options["hub"] is not None
         publishes = options["push_to_hub"] or context.hub.kind == "local"
-        with doing(f"checking {context.recipe.name}"):
+        with show_activity(f"checking {context.recipe.name}"):
             findings = examine(context, publishes=publishes and (is_explicit or reason_not_to_publish(context) is None))
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -255,7 +255,7 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _next_steps(context: RunContext) -> list[str]:
-    from ..runs.checkpoint_choice import is_best
+    from ..runs.checkpoint_choice import chosen_is_best
 
     # In an environment that `make` built, rlhf-zoo may not be on the PATH.
     script = Path(sys.argv[0])
@@ -268,5 +268,5 @@ def _next_steps(context: RunContext) -> list[str]:
         return [card, f"{program} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
     compare = [f"{program} compare {repo}{hub}"] if last == "ppo" else []
-    revision = "@best" if is_best(context.record(last)) else ""
+    revision = "@best" if chosen_is_best(context.record(last)) else ""
     return [*compare, f"{program} pull {repo}{revision}{hub}", card]

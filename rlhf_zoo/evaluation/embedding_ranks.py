@@ -11,7 +11,7 @@ from ..hub.client.connect import Hub
 from ..hub.client.refs import resolve
 from ..modeling.embedder import Embedder
 from ..rewards.relevance import request_text
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .probes import Completions
 from .probes.similarity import MAX_OTHER_PROMPTS
 from .stats import group_indices
@@ -49,7 +49,7 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
     texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
              if prompt in shared_prompts and text.strip()]  # fmt: skip
     requests = _request_texts(policy) | _request_texts(sft)
-    with doing(f"embedding completions and prompts with {name}"):
+    with show_activity(f"embedding completions and prompts with {name}"):
         prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
         texts = list(dict.fromkeys(texts))
         row_by_text = {text: row for row, text in enumerate(texts)}

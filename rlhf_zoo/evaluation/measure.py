@@ -31,7 +31,7 @@ from ..rewards.loading import load_reward
 from ..runs.context import RunContext
 from ..runs.data.generate import SampledCompletions, complete
 from ..runs.dataset import labeled_rows
-from ..runs.judge import evaluation_of, judge_run
+from ..runs.judge import evaluation_settings, judge_run
 from ..runs.parents import find_parent
 from ..runs.registry import reward_names
 from ..runs.settings.judge_names import SAME_LABELS
@@ -471,7 +471,7 @@ def _equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor])
 
 
 def _open_judge_panel(context: RunContext) -> Panel:
-    config, lexicon = evaluation_of(context), lexicon_judge(context.shared)
+    config, lexicon = evaluation_settings(context), lexicon_judge(context.shared)
     return open_panel(
         config.judge_names,
         llm=config.llm_settings,

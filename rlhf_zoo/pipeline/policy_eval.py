@@ -42,7 +42,7 @@ from ..rewards.loading import load_reward
 from ..runs.context import environment_info
 from ..runs.data.digests import check_unchanged
 from ..runs.data.hold_out import split_by_prompt
-from ..runs.data.layout import check_columns, convert_rows, distinct_first
+from ..runs.data.layout import check_columns, convert_rows, put_distinct_prompts_first
 from ..runs.data.sources import DataSource, find_data
 from ..runs.pairs import PAIR_COLUMNS
 from ..runs.record import StageRecord
@@ -324,7 +324,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
             "--dataset_name."
         )
     rows, split = _load_prompts(pair, pair.data, settings)
-    rows = distinct_first(rows)
+    rows = put_distinct_prompts_first(rows)
     rows = rows.select(range(min(settings.prompts, len(rows))))
     prompt_count = count_distinct_prompts(rows["prompt"])
     group_count = number_of_groups(group_rows(rows, settings.group))

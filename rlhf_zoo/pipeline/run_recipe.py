@@ -21,7 +21,7 @@ from ..publishing.adapters import check_planned_base, file_overrides
 from ..publishing.cards.card import make_card
 from ..publishing.cards.markdown import judge_title
 from ..publishing.sender import claim_stage_repository
-from ..publishing.sent import published_tags, unsent_checkpoints
+from ..publishing.sent_checkpoints import published_tags, unsent_checkpoints
 from ..runs.checks.conversations import check_conversations
 from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, starting_models
 from ..runs.checks.splits import check_forms
@@ -33,7 +33,7 @@ from ..runs.parents import check_members, check_parents
 from ..runs.record import SUMMARY
 from ..runs.registry import STAGES, starts_from_base
 from ..runs.settings.loading import check_installed
-from ..runs.status_line import doing
+from ..runs.status_line import show_activity
 from .stages import evaluate, ppo
 from .stages.evaluate import check_judges, check_rules, evaluation_prompts
 from .stages.merged import merged_model
@@ -77,7 +77,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
             if earlier_stage == stage:
                 break
             with distributed.main_process_first():
-                context.restore_chosen(earlier_stage)
+                context.restore_chosen_checkpoint(earlier_stage)
                 if earlier_stage == "sft" and context.record("sft").read().get("status") == "finished":
                     merged_model(context, context.checkpoint("sft"))  # later stages train their adapters on this model
         check_same_data(context, stage)
@@ -245,7 +245,7 @@ def update_cards(context: RunContext, stage: str) -> None:
 
 def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
     for stage in stages:
-        with doing(f"{stage}: making the card and its plots"):
+        with show_activity(f"{stage}: making the card and its plots"):
             make_card(context.record(stage).path)
 
 
@@ -265,7 +265,7 @@ def _check_existing_run(context: RunContext, stage: str) -> None:
             context.check_settings_unchanged(stage, resolved)
     will_restart = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not will_restart:
-        context.restore_chosen(stage)
+        context.restore_chosen_checkpoint(stage)
         context.checkpoint(stage)
 
 
@@ -358,7 +358,7 @@ def show_published(context: RunContext, console: "Console") -> None:
         hub = replace(context.hub, cache=Path(cache))
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
-            with doing(f"{stage}: pulling from the Hub"):
+            with show_activity(f"{stage}: pulling from the Hub"):
                 revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
                 folders[stage] = resolve(revision, hub, skip_source=True).path
             local = context.checkpoint(stage).path

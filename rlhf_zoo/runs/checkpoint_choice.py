@@ -207,11 +207,11 @@ def choice_of_verdict(step: int, *, recommends: bool) -> dict[str, Any]:
     Returns:
         {step, rule, metric, value}, and {none: True} if the verdict recommends no checkpoint.
     """
-    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
-    return chosen if recommends else {**chosen, "none": True}
+    choice = {"step": step, "rule": "recommended", "metric": None, "value": None}
+    return choice if recommends else {**choice, "none": True}
 
 
-def is_best(record: StageRecord) -> bool:
+def chosen_is_best(record: StageRecord) -> bool:
     """Whether the chosen checkpoint of a finished stage gets the tag `best`.
 
     Args:
@@ -220,8 +220,8 @@ def is_best(record: StageRecord) -> bool:
     Returns:
         False while the evaluation has not chosen yet, and if it recommends no checkpoint.
     """
-    chosen = record.read().get("chosen") or {}
-    return not chosen.get("provisional") and not chosen.get("none")
+    choice = record.read().get("chosen") or {}
+    return not choice.get("provisional") and not choice.get("none")
 
 
 def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
@@ -313,8 +313,8 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool
     stage = StageRecord(checkpoint.path)
     if checkpoint.repo is not None or not stage.run_file.is_file():
         return checkpoint
-    if (chosen := stage.chosen_checkpoint()) is not None:
-        return replace(checkpoint, path=chosen)
+    if (chosen_path := stage.chosen_checkpoint()) is not None:
+        return replace(checkpoint, path=chosen_path)
     # A pulled repository may also have a run.json, but next to the files of its model.
     if any((checkpoint.path / file).is_file() for file in ("config.json", *ADAPTER_CONFIGS)):
         return checkpoint

@@ -118,9 +118,9 @@ def _source_files(module: ModuleType) -> tuple[Path, set[Path]]:
         return file.parent, {file}
     files, to_parse = {file}, [file]
     while to_parse:
-        imported = set(_imported_files(to_parse.pop())) - files
-        files |= imported
-        to_parse += imported
+        imported_files = set(_imported_files(to_parse.pop())) - files
+        files |= imported_files
+        to_parse += imported_files
     return file.parent, files
 
 

@@ -133,7 +133,7 @@ class RunContext:
         private: Whether new repositories are private.
         drop_old_tags: Whether publishing deletes the earlier run's tags, because the run was restarted (--restart).
         overwrite: Whether to claim repositories that another run has claimed (--overwrite_repo).
-        pinned: Stage -> REPOSITORY@COMMIT to load if this directory has no finished run of the stage.
+        pinned_checkpoints: Stage -> REPOSITORY@COMMIT to load if this directory has no finished run of the stage.
         stop_after: Step at which a stage saves a checkpoint and stops, with the status "stopped"; None never stops
             early.
         base: The run directory with the stages that are not in `own_stages`; None if the run trains all of its stages.
@@ -155,7 +155,7 @@ class RunContext:
     private: bool = False
     drop_old_tags: bool = False
     overwrite: bool = False
-    pinned: Mapping[str, str] = field(default_factory=dict)
+    pinned_checkpoints: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
     base: Path | None = None
     own_stages: tuple[str, ...] = VARIANT_STAGES
@@ -313,17 +313,10 @@ class RunContext:
         resolved = dict(settings.resolved)
         ppo_keys: dict[str, Any] = {}
         if stage == "reward":  # the reward stage samples with PPO's settings, so they affect its result too
-            ppo_keys = {
-                "dataset_config": ppo.data.dataset_config,
-                "response_length": ppo.trainer.response_length,
-                "temperature": ppo.trainer.temperature,
-                **({key: getattr(ppo.trainer, key) for key in TRUNCATION_KEYS} if ppo.trainer.truncation else {}),
-                **(
-                    {key: getattr(ppo.trainer, key) for key in STOP_KEYS}
-                    if ppo.trainer.configured_stop_ids is not None
-                    else {}
-                ),
-            }
+            keys = ["response_length", "temperature"]
+            keys += TRUNCATION_KEYS if ppo.trainer.truncation else ()
+            keys += STOP_KEYS if ppo.trainer.configured_stop_ids is not None else ()
+            ppo_keys = {"dataset_config": ppo.data.dataset_config} | {key: getattr(ppo.trainer, key) for key in keys}
         if ppo.data.held_out_share is not None:  # no stage trains on the prompts that PPO holds out
             if stage != "ppo":
                 ppo_keys |= {key: getattr(ppo.data, key) for key in HELD_OUT_KEYS}
@@ -357,25 +350,17 @@ class RunContext:
             if step is None:
                 restart = f"rlhf-zoo {stage} {self.recipe.cli_name} --restart"
                 _check_final_weights(checkpoint, run_json, fix=f"train the stage again with `{restart}`")
-            published = read_publication(checkpoint)
-            return ParentCheckpoint(
-                checkpoint,
-                {
-                    "repo": published.get("repo"),
-                    "commit": published.get("commit"),
-                    "tag": published.get("tag"),
-                    "hub": published.get("hub", self.hub.label),
-                    "path": checkpoint.name,
-                    "fingerprint": run_json["fingerprint"],
-                },
-            )
+            publication = read_publication(checkpoint)
+            lineage = {key: publication.get(key) for key in ("repo", "commit", "tag")}
+            lineage |= {"hub": publication.get("hub", self.hub.label), "path": checkpoint.name}
+            return ParentCheckpoint(checkpoint, {**lineage, "fingerprint": run_json["fingerprint"]})
         return self._resolve_on_hub(stage)
 
     @property
     def ppo_base_model(self) -> str | None:
         """The model that PPO starts from if the recipe has no SFT stage; otherwise None."""
         stages = self.recipe.stages
-        if "sft" in stages or "sft" in self.pinned or "ppo" not in stages:
+        if "sft" in stages or "sft" in self.pinned_checkpoints or "ppo" not in stages:
             return None
         name: str | None = self.settings("ppo").model.model_name_or_path
         return None if name == "sft" else name
@@ -390,13 +375,13 @@ class RunContext:
             ZooError: A key that determines the policy has changed.
         """
         record = self.record("sft")
-        trained_with = (record.read().get("resolved") or {}).get("recipe") or {}
+        recorded = (record.read().get("resolved") or {}).get("recipe") or {}
         flags = self.flags.get("recipe", {})
         # With --dataset_name, later stages train on other data than the policy did, so the data keys may differ.
         ignored_keys = DATA_KEYS if "dataset_name" in flags else ()
-        keys = [key for key in SFT_POLICY_KEYS if key in trained_with and key not in flags and key not in ignored_keys]
+        keys = [key for key in SFT_POLICY_KEYS if key in recorded and key not in flags and key not in ignored_keys]
         current = asdict(self.shared)
-        key = first_difference({key: trained_with[key] for key in keys}, {key: current[key] for key in keys})
+        key = first_difference({key: recorded[key] for key in keys}, {key: current[key] for key in keys})
         if key is not None:
             raise ZooError(
                 f"{key} in {self.recipe.yaml_file('recipe')} has changed since the policy in {record.path} was "
@@ -404,7 +389,7 @@ class RunContext:
                 "--output_dir."
             )
 
-    def restore_chosen(self, stage: str) -> None:
+    def restore_chosen_checkpoint(self, stage: str) -> None:
         """Downloads the chosen checkpoint of a finished stage if it is missing on disk.
 
         Later stages start from this checkpoint, and the stage's last card needs it.
@@ -421,8 +406,8 @@ class RunContext:
             return
         step = run_json["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
-        # Use the repository in run.json only if this user wrote the file. A downloaded run.json could name a private
-        # repository of the user, which would then be published.
+        # Use the repository in run.json only if this user wrote that file: a downloaded one could name a private
+        # repository of the user, whose checkpoint would then be published.
         is_trusted = run_json.get("hub") == self.hub.label and record.is_own()
         published_repo = (run_json.get("repo") or {}).get("id") if is_trusted else None
         repo = published_repo or self.repo(stage)
@@ -437,8 +422,8 @@ class RunContext:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / name)
         write_complete(target)
-        published = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
-        write_json(target / PUBLISHED_FILE, published)
+        publication = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
+        write_json(target / PUBLISHED_FILE, publication)
         dtype = run_json["resolved"].get("push_dtype")
         rounding = f", with weights rounded to {dtype}" if dtype else ""
         log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounding)
@@ -447,7 +432,7 @@ class RunContext:
         """Finds the stage's checkpoint on `hub`, not on its source Hub, which never has stages of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-        repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
+        repo, _, revision = self.pinned_checkpoints.get(stage, f"{self.repo(stage)}@best").partition("@")
         try:
             checkpoint = resolve(f"{repo}@{revision}", self.hub, skip_source=True)
         except ZooError as error:
@@ -481,9 +466,7 @@ def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
     Args:
         context: The run.
     """
-    finished = {stage for stage in context.recipe.stages if context.record(stage).read().get("status") == "finished"}
-    return {
-        stage: context.settings(stage)
-        for stage in context.recipe.stages
-        if (stage not in finished or context.restart) and stage not in context.pinned
-    }
+    stages = [stage for stage in context.recipe.stages if stage not in context.pinned_checkpoints]
+    if not context.restart:
+        stages = [stage for stage in stages if context.record(stage).read().get("status") != "finished"]
+    return {stage: context.settings(stage) for stage in stages}

@@ -13,13 +13,13 @@ from ..fileio import read_json
 from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
 from .context import RunContext
-from .data.columns import rows_above
+from .corpus_data import corpus_source
+from .data.columns import keep_rows_above
 from .data.digests import check_unchanged, digest
 from .data.hold_out import drop_rows_with_prompts, hold_out, split_by_prompt
-from .data.layout import Form, convert_rows, distinct_first, drop_long_prompts
+from .data.layout import Form, convert_rows, drop_long_prompts, put_distinct_prompts_first
 from .data.overlap import drop_question_column
 from .data.sources import DataSource, find_data
-from .prepared import corpus_source
 from .recipe import Recipe
 from .settings.evaluation import LabeledArguments, OwnPairsArguments
 from .settings.parse import RecipeConfig, StageSettings
@@ -84,10 +84,11 @@ def check_same_data(context: RunContext, stage: str) -> None:
     if data_stage == "reward" and context.round is not None:  # the stage reads pairs that the run itself made
         return
     source = stage_source(context, data_stage)
+    files = source.lineage.get("files")
     for name, dataset in earlier_datasets.items():
         # The fingerprint covers only name and revision, so the files of a local data set may still have changed.
         is_same_dataset = dataset.get("fingerprint") == source.lineage.get("fingerprint")
-        if is_same_dataset and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
+        if is_same_dataset and dataset.get("files", files) != files:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
@@ -130,15 +131,14 @@ def _load_split(
     """Loads a split and converts its rows to `form`, with the recipe's data keys in `data_args`."""
     rows = source.load(data_args.dataset_config, split, columns=[])  # `convert_rows` checks the columns
     config = f", configuration {data_args.dataset_config}" if data_args.dataset_config else ""
-    name = f"The data set {source.location}{config}, split {split},"
-    rows = rows_above(rows, data_args.keep_above, subject=name)
+    subject = f"The data set {source.location}{config}, split {split},"
     return convert_rows(
-        rows,
+        keep_rows_above(rows, data_args.keep_above, subject=subject),
         form,
         columns=data_args.columns,
         as_chat=context.shared.conversational,
         text_column=text_column,
-        subject=name,
+        subject=subject,
     )
 
 
@@ -179,13 +179,12 @@ def drop_held_out_prompts(
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data_args.dataset_train_split)
     test, validation, _ = _split_ppo_rows(context, prompts)
-    remaining, dropped = drop_rows_with_prompts(
-        rows, datasets.concatenate_datasets([test, validation]), subject=subject
-    )
-    if dropped:
+    held_out = datasets.concatenate_datasets([test, validation])
+    remaining_rows, dropped_count = drop_rows_with_prompts(rows, held_out, subject=subject)
+    if dropped_count:
         reason = "PPO holds their prompts out, to monitor training and to evaluate"
-        context.warn_once(f"{dropped} of {len(rows)} rows of {subject} are left out: {reason}.")
-    return remaining, {} if dropped is None else {HELD_OUT: dropped}
+        context.warn_once(f"{dropped_count} of {len(rows)} rows of {subject} are left out: {reason}.")
+    return remaining_rows, {} if dropped_count is None else {HELD_OUT: dropped_count}
 
 
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
@@ -199,7 +198,7 @@ def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[dataset
     return [test, validation, train]
 
 
-def train_and_held_out(
+def training_and_held_out_rows(
     context: RunContext, stage: str, source: DataSource, *, keep_questions: bool = False
 ) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
     """Loads the rows that the SFT or PPO stage trains on, and those held out for evaluation.
@@ -221,9 +220,11 @@ def train_and_held_out(
         test, held_out, train = _split_ppo_rows(context, train)
         held_out_prompts = datasets.concatenate_datasets([test, held_out])
         count = len(train)
-        train, dropped = drop_rows_with_prompts(train, held_out_prompts, subject="the stage ppo")
-        if dropped:
-            context.warn_once(f"{dropped} of {count} prompts of PPO are left out: they contain a held-out prompt.")
+        train, dropped_count = drop_rows_with_prompts(train, held_out_prompts, subject="the stage ppo")
+        if dropped_count:
+            context.warn_once(
+                f"{dropped_count} of {count} prompts of PPO are left out: they contain a held-out prompt."
+            )
     elif data_args.held_out_share is not None:
         train, held_out = hold_out(train, data_args.held_out_share)
     elif data_args.dataset_test_split is not None:
@@ -253,7 +254,7 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, policy_folder: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the prompts for an evaluation from PPO's data, in the order of `distinct_first`.
+    """Loads the prompts for an evaluation from PPO's data, in the order of `put_distinct_prompts_first`.
 
     Args:
         context: The run.
@@ -268,7 +269,7 @@ def evaluation_rows(
     rows = stage_rows(context, "ppo", source, location["split"])
     if location["held_out_share"] is not None:
         rows = _split_ppo_rows(context, rows)[0 if part == "test" else 1]
-    rows = distinct_first(rows)
+    rows = put_distinct_prompts_first(rows)
     if policy_folder is None or data_args.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(policy_folder), rows["prompt"])
@@ -355,13 +356,10 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
         The keys; None if the recipe does not set `own_pairs`.
     """
     data_args = shared.evaluation.own_pairs_arguments
-    if (
-        data_args is None
-        or data_args.dataset_name is None
-        or not (local := recipe.folder / data_args.dataset_name).exists()
-    ):
+    if data_args is None or data_args.dataset_name is None:
         return data_args
-    return replace(data_args, dataset_name=str(local))
+    path = recipe.folder / data_args.dataset_name
+    return replace(data_args, dataset_name=str(path)) if path.exists() else data_args
 
 
 def data_source(context: RunContext, *, refresh: bool = False) -> DataSource:
@@ -392,11 +390,12 @@ def _named_source(context: RunContext, name: str, *, refresh: bool) -> DataSourc
     """Finds the data set that the recipe names, at the commit to which its revision pointed when this run started."""
     record = context.record("data")
     document = record.read()
-    recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=None if refresh else recorded)
+    recorded_lineage = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
+    recorded = None if refresh else recorded_lineage
+    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=recorded)
     data_fingerprint = source.lineage["fingerprint"]
     is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.outage is None
-    if is_pinned and (refresh or recorded["fingerprint"] != data_fingerprint):
+    if is_pinned and (refresh or recorded_lineage["fingerprint"] != data_fingerprint):
         lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
         record.write(
             stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage

@@ -11,7 +11,7 @@ from ..rewards.verifiable import Verifiable
 from .context import RunContext
 from .data.layout import HELD_OUT_KEYS, STOP_KEYS, TRUNCATION_KEYS
 from .record import first_difference
-from .registry import is_member
+from .registry import is_ensemble_member
 from .settings.evaluation import EvaluationConfig
 from .settings.judge_names import SAME_LABELS
 from .settings.key_classes import (
@@ -30,16 +30,16 @@ from .trusted_names import check_object
 SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *STOP_KEYS, *HELD_OUT_KEYS)
 
 
-def evaluation_of(context: RunContext) -> EvaluationConfig:
-    """Returns the run's evaluation settings with the judge that `with_judge` chooses.
+def evaluation_settings(context: RunContext) -> EvaluationConfig:
+    """Returns the run's evaluation settings with the judge that `choose_judge` chooses.
 
     Args:
         context: The run.
     """
-    return with_judge(context.shared.evaluation, context.settings("ppo"))
+    return choose_judge(context.shared.evaluation, context.settings("ppo"))
 
 
-def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig:
+def choose_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig:
     """Chooses the judge of an evaluation if its settings do not name one.
 
     Args:
@@ -63,8 +63,7 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 def shares_reward_labels(context: RunContext, name: str) -> bool:
     """Whether a judge learned from the same labelers as the run's reward model.
 
-    A judge that learned from other texts of the same data set is not independent, because both models learn the
-    mistakes of the same labelers. A corpus whose judge has other labelers sets `judge_has_other_labels`.
+    Even if they labeled other texts, such a judge is not independent, because both models learn the labelers' mistakes.
 
     Args:
         context: The run.
@@ -77,7 +76,7 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
     pairs = context.settings("reward").data
-    labeled = evaluation_of(context).labeled_arguments
+    labeled = evaluation_settings(context).labeled_arguments
     if pairs.simulated_pairs is not None or pairs.dataset_name != labeled.dataset_name:
         return False
     corpus = context.shared.corpus if labeled.dataset_name is None else None
@@ -136,10 +135,8 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
     machine_flags: dict[str, Any] = {}
     if recipe.download_mark is not None or not context.record(stage).is_own():
         recipe_keys = recipe.stages.get(stage, {})
-        keys = {
-            **without_machine_keys(keys),
-            **{name: recipe_keys[name] for name in machine_keys() if name in recipe_keys},
-        }
+        own_machine_keys = {name: recipe_keys[name] for name in machine_keys() if name in recipe_keys}
+        keys = {**without_machine_keys(keys), **own_machine_keys}
         machine_flags = {name: flags[name] for name in machine_keys() if name in flags}
         flags = without_machine_keys(flags)
     if flags:
@@ -172,7 +169,7 @@ def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> Non
             if key in GROUPS:
                 check_object(name, GROUPS[key], key=key, where=source, flag=TRUST_RUN_FLAG)
             elif STAGE_KEYS[key] is Kind.REPOSITORY:
-                is_trained = isinstance(name, str) and (name in context.recipe.stages or is_member(name))
+                is_trained = isinstance(name, str) and (name in context.recipe.stages or is_ensemble_member(name))
                 if not is_trained:
                     check_repository(name, key=key, where=source)
 
@@ -187,12 +184,13 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
     Raises:
         ZooError: The recipe names the judge but reserves no pairs, or the reward model was trained with other keys.
     """
-    if SAME_LABELS not in evaluation_of(context).judge_names:
+    if SAME_LABELS not in evaluation_settings(context).judge_names:
         return
     requirement = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, but"
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{requirement} the recipe has no stage reward: name another judge, such as reward:MODEL.")
-    settings, record = (context if restart else judge_run(context)).settings("reward"), context.record("reward")
+    settings = (context if restart else judge_run(context)).settings("reward")
+    record = context.record("reward")
     document, retrain_hint = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
     is_trained = document.get("status") == "finished" and not restart
     if settings.data.judge_share is None:
@@ -202,8 +200,8 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
         )
     if not is_trained:
         return
-    trained_with = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
-    if (key := first_difference(trained_with, settings.resolved)) is not None:
+    recorded_keys = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
+    if (key := first_difference(recorded_keys, settings.resolved)) is not None:
         raise ZooError(
             f"{requirement} the reward model in {record.path} was trained with a different {key} than this command "
             f"sets: use the earlier value, or {retrain_hint}"

@@ -69,18 +69,18 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     # Two names of one directory must share one lock.
     real_path = Path(os.path.realpath(directory))
     with _HELD_LOCKS_GUARD:
-        held = _HELD_LOCKS.get(real_path)
-        if held is None:
-            held = _HELD_LOCKS[real_path] = _acquire(real_path, name=directory, command=command)
-        held.count += 1
+        held_lock = _HELD_LOCKS.get(real_path)
+        if held_lock is None:
+            held_lock = _HELD_LOCKS[real_path] = _acquire(real_path, name=directory, command=command)
+        held_lock.count += 1
     try:
         yield
     finally:
         with _HELD_LOCKS_GUARD:
-            held.count -= 1
-            if not held.count:
+            held_lock.count -= 1
+            if not held_lock.count:
                 del _HELD_LOCKS[real_path]
-                _release(held, real_path)
+                _release(held_lock, real_path)
 
 
 def _acquire(directory: Path, *, name: Path, command: str) -> _HeldLock:
@@ -118,14 +118,14 @@ def _describe_holder(path: Path) -> str:
     return f"Another command, `{excerpt}` (process {pid} on {host}, since {since}),"
 
 
-def _release(held: _HeldLock, directory: Path) -> None:
+def _release(held_lock: _HeldLock, directory: Path) -> None:
     """Removes the lock file, releases the lock, and removes the empty folders that were created for it.
 
     The file is removed while it is still locked, because a process that has already opened it notices the removal.
     """
     with contextlib.suppress(OSError):
         (directory / LOCK).unlink()
-    held.lock.release()
+    held_lock.lock.release()
     with contextlib.suppress(OSError):
-        for folder in held.new_folders:
+        for folder in held_lock.new_folders:
             folder.rmdir()

@@ -63,7 +63,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         problem = f"{name!r} is neither a stage of {recipe}, nor a folder, nor a model that can be loaded"
         raise ZooError(f"{problem}; {as_clause(error)}") from error.__cause__
     if checkpoint.hub is None:
-        local = {"repo": None, "commit": None, "path": name, "fingerprint": name}
-        return ParentCheckpoint(checkpoint.path, local | folder_lineage(checkpoint.path))
+        lineage = {"repo": None, "commit": None, "path": name, "fingerprint": name}
+        return ParentCheckpoint(checkpoint.path, lineage | folder_lineage(checkpoint.path))
     lineage = {"repo": checkpoint.repo, "commit": checkpoint.commit, "path": None, "fingerprint": checkpoint.commit}
     return ParentCheckpoint(checkpoint.path, lineage | hub_lineage(checkpoint.hub, hub))

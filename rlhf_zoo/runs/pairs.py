@@ -101,17 +101,9 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, sampling: Mapping[str,
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
     ppo = {**recipe.stages.get("ppo", {}), **sampling, "dataset_config": pairs.configuration}
     ppo.pop("held_out_share", None)  # it concerns PPO's prompts, which this run does not read
-    shared: dict[str, Any] = {
-        "dataset_name": pairs.name,
-        "dataset_revision": pairs.commit,
-        "corpus": None,
-        "corpus_args": {},
-    }
-    return replace(
-        recipe,
-        shared={**recipe.shared, **shared, "preferences": None},
-        stages={**recipe.stages, "reward": reward, "ppo": ppo},
-    )
+    shared = {**recipe.shared, "dataset_name": pairs.name, "dataset_revision": pairs.commit}
+    shared |= {"corpus": None, "corpus_args": {}, "preferences": None}
+    return replace(recipe, shared=shared, stages={**recipe.stages, "reward": reward, "ppo": ppo})
 
 
 def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
@@ -132,9 +124,9 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
         raise ZooError(
             f"--{simulation_flag} simulates pairs, but --dataset_name names {pairs.name}: pass only one of the two."
         )
-    sampler = sampler_arguments(context)
-    sampling = {"response_length": sampler["max_new_tokens"], "temperature": sampler["temperature"]}
-    # In the recipe, and not as flags, so that reproducing the model finds them. PPO's other flags concern PPO alone.
+    arguments = sampler_arguments(context)
+    sampling = {"response_length": arguments["max_new_tokens"], "temperature": arguments["temperature"]}
+    # These keys go into the recipe, where reproducing the model finds them, and PPO's other flags concern PPO alone.
     ppo_flags = flags.pop("ppo", {})
     if "ppo" in context.recipe.stages:
         trainer = context.settings("ppo").trainer
@@ -142,7 +134,7 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     return replace(context, recipe=recipe_on_pairs(context.recipe, pairs, sampling=sampling), flags=flags)
 
 
-def named_pairs(context: RunContext) -> NamedPairs | None:
+def find_named_pairs(context: RunContext) -> NamedPairs | None:
     """Returns the data set that --dataset_name names, if it has only pairs.
 
     A data set that a corpus reads, or that also has PPO's prompts, replaces the recipe's data as in any other stage. A
@@ -161,8 +153,8 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     name, revision = flags.get("dataset_name"), flags.get("dataset_revision")
     if name is None or not (Path(name).is_dir() or hub_id(name)):
         return None
-    prepared = context.record("data").read()
-    if prepared.get("status") == "finished" and prepared.get("resolved", {}).get("dataset_name") == name:
+    data_run = context.record("data").read()
+    if data_run.get("status") == "finished" and data_run.get("resolved", {}).get("dataset_name") == name:
         return None  # the recipe's corpus reads this data set, so it is not a set of pairs
     document = {} if context.restart else context.record("reward").read()
     recorded_settings = document.get("resolved", {})
@@ -170,20 +162,12 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     configuration = recorded_settings.get("dataset_config")
     # `recipe_on_pairs` gives PPO the configuration of the pairs, which the recipe's own PPO does not read.
     ppo_configuration = recorded_settings.get("ppo", {}).get("dataset_config")
-    used_pairs = configuration is not None and configuration == ppo_configuration != _prompts_configuration(context)
-    if (
-        used_pairs
-        and recorded_recipe.get("dataset_name") == name
-        and revision in (None, recorded_recipe["dataset_revision"])
-    ):
-        hub_label = (document.get("dataset") or {}).get("hub")
-        return NamedPairs(
-            name,
-            recorded_recipe["dataset_revision"],
-            configuration,
-            recorded_settings["dataset_test_split"],
-            hub_label,
-        )
+    trained_on_pairs = configuration is not None and configuration == ppo_configuration
+    trained_on_pairs &= configuration != _prompts_configuration(context)
+    if trained_on_pairs and recorded_recipe.get("dataset_name") == name:
+        commit, test_split = recorded_recipe["dataset_revision"], recorded_settings["dataset_test_split"]
+        if revision in (None, commit):
+            return NamedPairs(name, commit, configuration, test_split, (document.get("dataset") or {}).get("hub"))
     return _find_pairs(context, name, revision)
 
 
@@ -208,15 +192,15 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
             if _prompts_configuration(context) in configurations:
                 return None
             flags = context.flags.get("reward", {})
-            stage = {**context.recipe.stages["reward"], **flags}
-            train, test = stage.get("dataset_train_split", "train"), stage.get("dataset_test_split", "test")
+            keys = {**context.recipe.stages["reward"], **flags}
+            train, test = keys.get("dataset_train_split", "train"), keys.get("dataset_test_split", "test")
             for configuration in [flags["dataset_config"]] if "dataset_config" in flags else PAIR_CONFIGURATIONS:
                 if configuration not in configurations:
                     continue
                 splits = data.splits(configuration, **options)
                 if train in splits and set(PAIR_COLUMNS) <= set(source.first_row(configuration, train) or {}):
-                    held_out = test if test in splits else None
-                    return NamedPairs(name, commit, configuration, held_out, source.lineage.get("hub"))
+                    test_split = test if test in splits else None
+                    return NamedPairs(name, commit, configuration, test_split, source.lineage.get("hub"))
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         if is_disk_full(error):
             raise

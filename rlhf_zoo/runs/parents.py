@@ -10,7 +10,7 @@ from ..errors import ZooError
 from .context import RunContext, stages_to_train
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
-from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member, reward_names
+from .registry import ENSEMBLE, ENSEMBLE_MEMBER, REWARD_ROLES, STAGES, is_ensemble_member, reward_names
 from .settings.parse import StageSettings
 
 
@@ -26,7 +26,7 @@ def find_parent(context: RunContext, name: str) -> ParentCheckpoint:
     """
     if name in context.recipe.stages:
         return context.checkpoint(name)
-    if is_member(name):
+    if is_ensemble_member(name):
         return _member_checkpoint(context, name)
     has_loader = context.settings("ppo").data.reward_model_loader is not None
     return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, all_files=has_loader)
@@ -101,8 +101,8 @@ def member_run(context: RunContext, seed: int) -> RunContext:
 
 
 def _run_of_member(context: RunContext, name: str) -> RunContext:
-    match = MEMBER.fullmatch(name)
-    assert match is not None  # callers check `is_member` first
+    match = ENSEMBLE_MEMBER.fullmatch(name)
+    assert match is not None  # callers check `is_ensemble_member` first
     return member_run(context, int(match[1]))
 
 
@@ -127,7 +127,7 @@ def check_members(context: RunContext) -> None:
     """
     if "ppo" in stages_to_train(context):
         for name in reward_names(context.settings("ppo").data.reward_model_path):
-            if is_member(name):
+            if is_ensemble_member(name):
                 _member_checkpoint(context, name)
 
 

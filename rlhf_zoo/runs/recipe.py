@@ -129,9 +129,10 @@ def _find_with_package(name: str) -> tuple[Path, Mapping[str, str]]:
         return folder, {}
     if (shipped_folder() / name / f"{SHARED}.yaml").is_file():
         return shipped_folder() / name, {}
-    if name in (registered_elsewhere := list_registered_recipes()):
+    registered_recipes = list_registered_recipes()
+    if name in registered_recipes:
         return _find_registered(name)
-    hint = did_you_mean(name, [*list_recipes(), *registered_elsewhere])
+    hint = did_you_mean(name, [*list_recipes(), *registered_recipes])
     if name and not hint and folder.exists():
         problem = f"The folder {name} holds no {SHARED}.yaml" if folder.is_dir() else f"{name} is a file"
         raise ZooError(f"{problem}: name the folder of a recipe, or one that `rlhf-zoo recipes list` shows.")
@@ -175,44 +176,42 @@ def load_recipe(name: str) -> Recipe:
             repository; or the extended recipe cannot be used.
     """
     folder, package = _find_with_package(name)
-    title = name if package else folder.resolve().name
-    if not is_repository_name(title):
+    recipe_name = name if package else folder.resolve().name
+    if not is_repository_name(recipe_name):
         subject = f"The recipe of {package['name']}" if package else "The recipe's folder"
         raise ZooError(
-            f"{subject} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
+            f"{subject} is called {recipe_name!r}, which is not a valid name for its repositories: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends and without '--' or '..'."
         )
     files = _read_files(folder)
     base_folder: Path | None = None
     base = files[SHARED].pop(EXTENDS, None)
     if base is not None:
-        base_folder = _find_base(folder, str(base), downloaded=not package and _is_downloaded(folder))
+        base_folder = _find_base(
+            folder, str(base), is_downloaded=not package and _find_download_mark(folder) is not None
+        )
         overrides, files = files, _read_files(base_folder)
         if EXTENDS in files[SHARED]:
             raise ZooError(
                 f"{folder / SHARED}.yaml extends {base}, which itself extends {files[SHARED][EXTENDS]}: extend "
                 f"{files[SHARED][EXTENDS]} instead."
             )
-        for name, keys in overrides.items():
-            files[name] = {**files.get(name, {}), **keys}
+        for file_name, keys in overrides.items():
+            files[file_name] = {**files.get(file_name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
-    folders = [
-        path for path in filter(None, (folder, base_folder)) if path.resolve().parent != shipped_folder().resolve()
-    ]
-    download_marks = [] if package else filter(None, map(find_download, folders))
-    return Recipe(
-        title, folder, files[SHARED], stages, files.get(ZOO, {}), base_folder, package, next(iter(download_marks), None)
-    )
+    folders = [] if package else [path for path in (folder, base_folder) if path is not None]
+    download_mark = next(filter(None, map(_find_download_mark, folders)), None)
+    return Recipe(recipe_name, folder, files[SHARED], stages, files.get(ZOO, {}), base_folder, package, download_mark)
 
 
-def _find_base(folder: Path, name: str, *, downloaded: bool) -> Path:
+def _find_base(folder: Path, name: str, *, is_downloaded: bool) -> Path:
     """Returns the folder of the recipe that a recipe extends.
 
     A downloaded recipe may extend only a recipe next to it or an installed recipe, because a recipe elsewhere on this
     machine may be private. Otherwise this raises ZooError.
     """
     sibling = folder.resolve().parent / name
-    if downloaded:
+    if is_downloaded:
         is_sibling_name = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
         if not is_sibling_name or (not sibling.exists() and Path(name).exists()):
             raise ZooError(
@@ -222,8 +221,8 @@ def _find_base(folder: Path, name: str, *, downloaded: bool) -> Path:
     return sibling if (sibling / f"{SHARED}.yaml").is_file() else find_recipe(name)
 
 
-def _is_downloaded(folder: Path) -> bool:
-    return folder.resolve().parent != shipped_folder().resolve() and find_download(folder) is not None
+def _find_download_mark(folder: Path) -> Path | None:
+    return None if folder.resolve().parent == shipped_folder().resolve() else find_download(folder)
 
 
 def _read_files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -245,15 +244,15 @@ def copy_recipe(name: str, target: Path) -> Path:
     folder = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} already exists: choose another name, or remove it first.")
-    downloaded = _is_downloaded(folder)
-    if downloaded and (link := find_outward_link(folder, include_hidden=True)) is not None:
+    is_downloaded = _find_download_mark(folder) is not None
+    if is_downloaded and (link := find_outward_link(folder, include_hidden=True)) is not None:
         # The copy would contain the file behind the link, which the recipe's stages may read and publish.
         raise ZooError(f"{folder} was downloaded, and its link {link} leads out of the folder: remove the link first.")
     # The copy gets its own mark, so that removing that one file is enough.
     marks = (RECIPE_MARK, PARTIAL_FOLDER, CARD_FILE, DOWNLOAD_FOLDER.parts[0])
     try:
         target.mkdir(parents=True)
-        if downloaded:  # written first, because the copy may be interrupted
+        if is_downloaded:  # written first, because the copy may be interrupted
             (target / RECIPE_MARK).write_text(
                 "Copied from a download: read the recipe, and remove this file if you trust it.\n"
             )

@@ -96,7 +96,7 @@ def _row(recipe: Recipe) -> Row:
     )
 
 
-def with_table(text: str) -> str:
+def insert_table(text: str) -> str:
     """Puts the table between the markers of a README.
 
     Args:

@@ -21,7 +21,7 @@ from ..hub.client.run_signature import SIGNATURE, TRUST_RUN_FLAG, is_own, sign
 from ..modeling.integrity import COMPLETE, find_damage, flush_and_hash
 from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
-from .run_shape import SCHEMA, checked_run
+from .run_shape import SCHEMA, check_run_json
 
 _DAMAGED_PREFIX = "damaged-"
 #: The files of a card in a stage's directory.
@@ -144,7 +144,7 @@ class StageRecord:
             document = read_json(self.run_file)
         except FileNotFoundError:
             return {}
-        return checked_run(document, self.run_file)
+        return check_run_json(document, self.run_file)
 
     def write(self, **fields: Any) -> dict[str, Any]:
         """Sets fields of run.json and keeps all other fields.
@@ -213,10 +213,8 @@ class StageRecord:
             recipe: Name of the recipe.
         """
         document, new_fingerprint = self.read(), fingerprint(resolved)
-        has_other_settings = (
-            document.get("fingerprint", new_fingerprint) != new_fingerprint and document.get("recipe") == recipe
-        )
-        return has_other_settings and not self.has_trained
+        has_other_settings = document.get("fingerprint", new_fingerprint) != new_fingerprint
+        return has_other_settings and document.get("recipe") == recipe and not self.has_trained
 
     @property
     def has_trained(self) -> bool:
@@ -257,9 +255,9 @@ class StageRecord:
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
-        recorded, requested = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(resolved, key))
+        old_value, new_value = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(resolved, key))
         raise ZooError(
-            f"{self.path} has a run with {key} = {recorded}, and this one has {requested}: "
+            f"{self.path} has a run with {key} = {old_value}, and this one has {new_value}: "
             f"{fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
         )
 
@@ -305,10 +303,10 @@ class StageRecord:
             The checkpoint that the release rule chose, or the last one if no choice is recorded; None if it is missing
             or incomplete.
         """
-        chosen = self.read().get("chosen")
-        if not chosen:
+        choice = self.read().get("chosen")
+        if not choice:
             return self.last_checkpoint()
-        path = self.checkpoint_path(chosen["step"])
+        path = self.checkpoint_path(choice["step"])
         return path if (path / COMPLETE).is_file() else None
 
     def rename_damaged_checkpoints(self) -> list[str]:
@@ -372,20 +370,20 @@ class StageRecord:
         sync_folder(self.path)
         write_complete(path)
 
-    def remove_incomplete(self) -> list[Path]:
+    def remove_incomplete_files(self) -> list[Path]:
         """Deletes checkpoints without COMPLETE and temporary files of killed writes.
 
         Returns:
             The deleted paths.
         """
-        incomplete = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
-        for path in incomplete:
+        checkpoints = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
+        for path in checkpoints:
             shutil.rmtree(path)
         with _WRITE_LOCK:  # otherwise the temporary file of another thread's write would count as a leftover
-            leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
-            for path in leftovers:
+            temporary = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
+            for path in temporary:
                 path.unlink()
-        return incomplete + leftovers
+        return checkpoints + temporary
 
     def clear(self) -> None:
         """Deletes the record for --restart: checkpoints, card, metrics.jsonl, then run.json. Other files stay.
@@ -394,7 +392,7 @@ class StageRecord:
         """
         for path in self._checkpoint_folders():
             (path / COMPLETE).unlink(missing_ok=True)
-        self.remove_incomplete()
+        self.remove_incomplete_files()
         for path in self.path.glob(f"{_DAMAGED_PREFIX}checkpoint-*"):
             shutil.rmtree(path)
         for pattern in CARD_FILES:

@@ -137,20 +137,20 @@ PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"
 
 #: Folder in a run directory with the models of `rlhf-zoo ensemble`: ENSEMBLE/seed-K/reward.
 ENSEMBLE = "ensemble"
-MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
+ENSEMBLE_MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 
 
-def is_member(name: str) -> bool:
+def is_ensemble_member(name: str) -> bool:
     """Whether a name has the form ensemble/seed-K/reward, which `rlhf-zoo ensemble` gives to reward models.
 
     Args:
         name: A value of `reward_model_path`.
     """
-    return MEMBER.fullmatch(name) is not None
+    return ENSEMBLE_MEMBER.fullmatch(name) is not None
 
 
 def reward_names(names: Any) -> list[str]:
-    """Returns the names in `reward_model_path` as a list.
+    """Returns the value of `reward_model_path` as a list of names.
 
     Args:
         names: The value of the key: None, a name or a list of names.

@@ -29,7 +29,7 @@ SHAPE: Mapping[str | None, Any] = {
 }
 
 
-def checked_run(document: Any, file: Path) -> dict[str, Any]:
+def check_run_json(document: Any, file: Path) -> dict[str, Any]:
     """Checks a document that was read from run.json.
 
     Args:
@@ -59,10 +59,9 @@ def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:
         return None if isinstance(value, shape) and not (shape is int and isinstance(value, bool)) else name
     if not isinstance(value, Mapping):
         return name
-    children = ((key, child, shape.get(key, shape.get(None))) for key, child in value.items())
-    wrong_fields = (
-        _wrong_field(child, child_shape, f"{name}.{key}".lstrip("."))
-        for key, child, child_shape in children
-        if child_shape is not None
-    )
-    return next((field for field in wrong_fields if field is not None), None)
+    for key, child in value.items():
+        child_shape = shape.get(key, shape.get(None))
+        child_name = f"{name}.{key}".lstrip(".")
+        if child_shape is not None and (wrong_name := _wrong_field(child, child_shape, child_name)) is not None:
+            return wrong_name
+    return None

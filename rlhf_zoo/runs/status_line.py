@@ -109,7 +109,7 @@ class Progress(tqdm):
 
 
 @contextlib.contextmanager
-def doing(activity: str) -> Iterator[None]:
+def show_activity(activity: str) -> Iterator[None]:
     """Shows a line with an activity and its elapsed time, below any progress bar, until the block ends.
 
     Only the main process shows the line, and only on a terminal.

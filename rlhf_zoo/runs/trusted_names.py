@@ -122,7 +122,7 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
 
 
 def may_use_judge(name: str) -> bool:
-    """Whether a judge that a name from outside selects may be used: it must neither import unknown code nor cost money.
+    """Whether a judge whose name comes from outside may be used: it must neither import unknown code nor cost money.
 
     Args:
         name: The name, such as `rule:NAME`.

@@ -332,7 +332,7 @@ def test_interrupted_and_killed_runs_give_same_result(base, tmp_path):
     last = record.last_checkpoint()
     assert last is not None and last.name == f"checkpoint-{step}"
     assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
-    assert not record.remove_incomplete()
+    assert not record.remove_incomplete_files()
     code, _ = stop_command(run, run.command("ppo"), lambda: last_logged_step(run, "ppo") > step, signal.SIGKILL)
     assert code == -signal.SIGKILL and run.json("ppo", "run.json")["status"] == "running"
     done = run.zoo(*run.command("ppo"))

@@ -18,7 +18,7 @@ from zoo_process import errors
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.stages.reward import hold_out
-from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, recipe_on_pairs, run_on_pairs, sampler_arguments
+from rlhf_zoo.runs.pairs import NamedPairs, find_named_pairs, recipe_on_pairs, run_on_pairs, sampler_arguments
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.record import StageRecord
 
@@ -189,7 +189,7 @@ def test_named_pairs_detects_data_with_pairs_only(tmp_path, configurations, expe
     named = write_data_set(tmp_path / "named", configurations)
     context = make_context(tmp_path)
     context = replace(context, flags={"recipe": {"dataset_name": str(named)}, "reward": {"dataset_test_split": "test"}})
-    pairs = named_pairs(context)
+    pairs = find_named_pairs(context)
     assert (pairs and (pairs.configuration, pairs.test_split)) == expected
     repo = pairs and pairs.open(context.hub).lineage["repo"]
     assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no repository and commit"
@@ -201,8 +201,8 @@ def test_named_pairs_ignores_source_of_corpus(tmp_path):
     context = make_context(tmp_path)
     StageRecord(tmp_path / "run" / "data").write(status="finished", resolved={"dataset_name": "a/text"})
     flags = {"recipe": {"dataset_name": "a/text"}}
-    assert named_pairs(replace(context, flags=flags)) is None
-    assert named_pairs(context) is None
+    assert find_named_pairs(replace(context, flags=flags)) is None
+    assert find_named_pairs(context) is None
 
 
 def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tmp_path):
@@ -213,11 +213,11 @@ def test_named_pairs_keeps_data_of_recipe_without_configurations_when_resumed(tm
     named = str(write_data_set(tmp_path / "named", {"default": {"train": [PAIR]}}))
     flags = {"recipe": {"dataset_name": named}}
     context = replace(context, recipe=replace(context.recipe, stages=stages), flags=flags)
-    assert named_pairs(context) is None
+    assert find_named_pairs(context) is None
     resolved = {"dataset_config": None, "ppo": {"dataset_config": None}, "dataset_test_split": "test"}
     resolved["recipe"] = {"dataset_name": named, "dataset_revision": None}
     context.record("reward").write(status="finished", resolved=resolved)
-    assert named_pairs(context) is None
+    assert find_named_pairs(context) is None
 
 
 def test_recipe_on_pairs_replaces_data_keys(tmp_path):

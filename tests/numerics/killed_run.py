@@ -47,7 +47,7 @@ def kill_after(function: Callable[..., Any], condition: Callable[[], bool]) -> C
 def attempt(directory: Path, phase: str | None, step: int) -> None:
     """Starts or resumes the run in `directory`, as a stage does. phase: Where to kill itself in update `step`."""
     record = StageRecord(directory)
-    record.remove_incomplete()
+    record.remove_incomplete_files()
     resume = record.last_checkpoint()
     record.truncate_metrics(checkpoint_step(resume) if resume else -1)
     trainer: Any = make_trainer(

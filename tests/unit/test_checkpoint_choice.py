@@ -16,8 +16,8 @@ from rlhf_zoo.runs.checkpoint_choice import (
     checkpoints_to_keep,
     choice_of_verdict,
     choose_checkpoint,
+    chosen_is_best,
     delete_old_checkpoints,
-    is_best,
     steps_to_protect,
 )
 from rlhf_zoo.runs.record import StageRecord, checkpoint_step
@@ -135,13 +135,13 @@ def test_recommended_rule_is_provisional_until_verdict(tmp_path):
     chosen = choose_checkpoint(ppo, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
     ppo.write(chosen=chosen, status="finished")
-    assert not is_best(ppo) and ppo.chosen_checkpoint() == ppo.checkpoint_path(40)
+    assert not chosen_is_best(ppo) and ppo.chosen_checkpoint() == ppo.checkpoint_path(40)
     for choice, best in (
         (choice_of_verdict(20, recommends=True), True),
         (choice_of_verdict(40, recommends=False), False),
     ):
         ppo.write(chosen=choice)
-        assert is_best(ppo) is best and ppo.chosen_checkpoint() == ppo.checkpoint_path(choice["step"])
+        assert chosen_is_best(ppo) is best and ppo.chosen_checkpoint() == ppo.checkpoint_path(choice["step"])
 
 
 def test_ppo_release_defaults_to_recommended(tmp_path):

@@ -242,8 +242,8 @@ def test_missing_checkpoint_is_restored_from_hub(
         "snapshot_download",
         lambda repo, revision, **_: (requests.append((repo, revision)), str(published))[1],
     )
-    context.restore_chosen("sft")
-    context.restore_chosen("sft")
+    context.restore_chosen_checkpoint("sft")
+    context.restore_chosen_checkpoint("sft")
     assert requests == [("local/toy-sft", "step-000004")]
     checkpoint = context.checkpoint("sft")
     assert (checkpoint.path / "model.safetensors").read_bytes() == weights
@@ -251,7 +251,7 @@ def test_missing_checkpoint_is_restored_from_hub(
     shutil.rmtree(chosen)
     (published / "recipe.json").write_text(json.dumps({"sft": 2}))
     with pytest.raises(ZooError, match=r"missing, and local/toy-sft@step-000004 belongs to another run: "):
-        context.restore_chosen("sft")
+        context.restore_chosen_checkpoint("sft")
 
 
 def test_stage_rejects_recipe_edited_after_sft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

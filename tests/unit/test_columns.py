@@ -16,7 +16,7 @@ from pyarrow import parquet
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.runs.checks.splits import local_rows
-from rlhf_zoo.runs.data.columns import fill_placeholders, rows_above
+from rlhf_zoo.runs.data.columns import fill_placeholders, keep_rows_above
 from rlhf_zoo.runs.data.layout import convert_rows
 from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.settings.parse import PPOArguments, RecipeConfig
@@ -136,9 +136,9 @@ def test_convert_rows_names_row_without_placeholder_value(part: str) -> None:
 
 def test_rows_above_filters_by_threshold() -> None:
     rows = datasets.Dataset.from_list([{"at": {"n": n}} for n in (0.1, None, 0.3, 0.31)])
-    assert [row["at"]["n"] for row in rows_above(rows, {"at[n]": 0.3}, subject="It")] == [0.31]
+    assert [row["at"]["n"] for row in keep_rows_above(rows, {"at[n]": 0.3}, subject="It")] == [0.31]
     with pytest.raises(ZooError, match="no row whose at"):
-        rows_above(rows, {"at[n]": 1}, subject="It")
+        keep_rows_above(rows, {"at[n]": 1}, subject="It")
 
 
 def write_data(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:

@@ -11,11 +11,17 @@ import transformers
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.runs.context import environment_info
-from rlhf_zoo.runs.environment import IGNORED, RECORDED, REFUSED, apply_environment, recorded_variables
+from rlhf_zoo.runs.environment import (
+    IGNORED_VARIABLES,
+    RECORDED_VARIABLES,
+    REFUSED_VARIABLES,
+    apply_environment,
+    recorded_variables,
+)
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.settings.parse import stage_settings
 
-#: Where things run, who watches, or details of what `REFUSED` refuses.
+#: Where things run, who watches, or details of what `REFUSED_VARIABLES` refuses.
 HARMLESS = re.compile(
     "ACCELERATE_(MIN_VERSION|DEBUG_MODE|DEBUG_RDV_FILE|ENABLE_RICH|CPU_AFFINITY|BYPASS_DEVICE_MAP|ALLOW_CP_STANDALONE"
     "|USE_CPU|USE_SAGEMAKER|SAGEMAKER_.*|CONFIG_DS_FIELDS|DEEPSPEED_.*|FP8_.*|DYNAMO_)"
@@ -39,7 +45,7 @@ def test_ppo_config_precision_ignores_environment(monkeypatch: pytest.MonkeyPatc
     assert PPOConfig(output_dir=str(tmp_path), use_cpu=True).mixed_precision == "no"
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_VARIABLES)
 def test_refused_variables_stop_training(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "false")
     apply_environment()
@@ -49,7 +55,7 @@ def test_refused_variables_stop_training(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 def test_recorded_variables_are_in_environment_info(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in RECORDED:
+    for name in RECORDED_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert recorded_variables() == {}
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
@@ -75,5 +81,5 @@ def test_every_accelerate_variable_is_classified() -> None:
         name for file in files for name in re.findall(r"\bACCELERATE_[A-Z0-9_]+", file.read_text(encoding="utf-8"))
     }
     assert len(names) > 20
-    known = {*IGNORED, *REFUSED, *RECORDED}
+    known = {*IGNORED_VARIABLES, *REFUSED_VARIABLES, *RECORDED_VARIABLES}
     assert sorted(name for name in names - known if not HARMLESS.fullmatch(name)) == []

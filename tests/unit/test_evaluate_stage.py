@@ -247,9 +247,11 @@ def test_verifiable_reward_serves_as_judge(tmp_path: Path) -> None:
 def test_verifiable_reward_is_default_judge(tmp_path: Path) -> None:
     make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
     context = make_context(tmp_path)
-    settled = evaluate.evaluation_of(context)
+    settled = evaluate.evaluation_settings(context)
     assert settled.judge_names == [f"rule:{EXACT}"] and evaluate.identity_keys(settled)["judge"] == f"rule:{EXACT}"
-    assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).judge_names == ["classifier"]
+    assert evaluate.evaluation_settings(make_context(tmp_path, reward_funcs="toy_run:answered")).judge_names == [
+        "classifier"
+    ]
 
 
 REWARD = {"use_cpu": True, "max_steps": 2, "save_steps": 2, "score_samples": 4, "dataset_test_split": "none"}

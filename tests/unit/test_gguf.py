@@ -21,7 +21,7 @@ from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHea
 from rlhf_zoo.pipeline.new.model import reward_labels
 from rlhf_zoo.runs.models import folder_lineage
 from rlhf_zoo.runs.settings.declared import declared_keys, refused_keys
-from rlhf_zoo.runs.settings.values import checked_keys
+from rlhf_zoo.runs.settings.values import convert_keys
 
 
 def test_gguf_loading_options_request_dequantization() -> None:
@@ -139,7 +139,7 @@ def test_gguf_file_key_error_names_model_name_or_path() -> None:
         with pytest.raises(
             ZooError, match=r"gguf_file.* not supported by recipes: name the file in model_name_or_path"
         ):
-            checked_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
+            convert_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
 
 
 def test_pad_token_help_describes_key() -> None:

@@ -17,7 +17,13 @@ from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import drop_rows_with_prompts
 from rlhf_zoo.runs.data.layout import sft_text
-from rlhf_zoo.runs.dataset import HELD_OUT, data_source, drop_held_out_prompts, evaluation_rows, train_and_held_out
+from rlhf_zoo.runs.dataset import (
+    HELD_OUT,
+    data_source,
+    drop_held_out_prompts,
+    evaluation_rows,
+    training_and_held_out_rows,
+)
 from rlhf_zoo.runs.recipe import load_recipe
 
 
@@ -36,7 +42,7 @@ def test_no_stage_trains_on_evaluation_prompts(schema: str, form: str, tmp_path:
     assert len(evaluated) == 2 * 5, "a fifth of 24 prompts each"
 
     def learned() -> Iterator[tuple[str, list[str]]]:
-        train, held_out, left_out = train_and_held_out(context, "sft", source)
+        train, held_out, left_out = training_and_held_out_rows(context, "sft", source)
         assert held_out is not None and left_out[HELD_OUT] == 10
         yield "sft", [plain_text(row.get("prompt") or sft_text(row, "text")) for row in (*train, *held_out)]
         if "reward" in context.recipe.stages:
@@ -45,7 +51,7 @@ def test_no_stage_trains_on_evaluation_prompts(schema: str, form: str, tmp_path:
             measured, _ = held_out_pairs(context, source) or (None, "")
             assert measured is not None
             yield "reward", [plain_text(row["prompt"]) for rows in (pairs, measured) for row in rows]
-        yield "ppo", [plain_text(prompt) for prompt in train_and_held_out(context, "ppo", source)[0]["prompt"]]
+        yield "ppo", [plain_text(prompt) for prompt in training_and_held_out_rows(context, "ppo", source)[0]["prompt"]]
 
     for stage, texts in learned():
         assert texts
@@ -81,7 +87,7 @@ def test_all_held_out_prompts_validate_when_evaluation_has_own_split(tmp_path: P
     changed = replace(context, flags={"recipe": {"evaluation.dataset_test_split": "train"}})
     source = data_source(context)
     prompts = [prompt for part in ("test", "validation") for prompt in evaluation_rows(context, source, part)["prompt"]]
-    train, watched, _ = train_and_held_out(changed, "ppo", source)
+    train, watched, _ = training_and_held_out_rows(changed, "ppo", source)
     assert watched is not None and list(watched["prompt"]) == prompts and len(train) == 24 - len(prompts)
     assert evaluation_rows(changed, source, "validation").to_list() == watched.to_list()
     assert len(evaluation_rows(changed, source)) == 24
@@ -93,13 +99,13 @@ def test_prompts_that_contain_held_out_prompt_are_counted_in_log(
     folder = make_recipe(tmp_path, "trl-lib/tldr", "plain")
     hub = Hub("other", "http://127.0.0.1:9", "a test")
     context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
-    count = len(train_and_held_out(context, "ppo", data_source(context))[0])
+    count = len(training_and_held_out_rows(context, "ppo", data_source(context))[0])
     assert "are left out" not in caplog.text
     file = next((tmp_path / "data").glob("train*.jsonl"))
     prompt = evaluation_rows(context, data_source(context))["prompt"][0]
     longer = json.dumps({"prompt": f"{plain_text(prompt)} Answer in one word.", "completion": " yes"})
     file.write_text(f"{file.read_text().rstrip()}\n{longer}\n")
-    train, _, _ = train_and_held_out(replace(context), "ppo", data_source(context))
+    train, _, _ = training_and_held_out_rows(replace(context), "ppo", data_source(context))
     assert len(train) == count and f"1 of {count + 1} prompts of PPO are left out" in caplog.text
 
 

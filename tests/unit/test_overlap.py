@@ -19,7 +19,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import hold_out
 from rlhf_zoo.runs.data.layout import convert_rows
 from rlhf_zoo.runs.data.overlap import MIN_CHARACTERS, MIN_WORDS, find_overlap, normalize_question
-from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out
+from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, training_and_held_out_rows
 from rlhf_zoo.runs.recipe import load_recipe
 
 ASKED = "How is the café in the old town?"
@@ -143,7 +143,7 @@ def test_templated_columns_hide_no_prompt(tmp_path: Path, keys: dict[str, Any]) 
     """The questions have four words, so that none is looked for within others."""
     context = a_run(tmp_path, **keys)
     source = data_source(context)
-    train, held_out, left_out = train_and_held_out(context, "sft", source)
+    train, held_out, left_out = training_and_held_out_rows(context, "sft", source)
     assert held_out is not None and left_out == {HELD_OUT: 10}
     asked = {
         plain_text(prompt).strip()[-len("how is item 23\nA:") :]
@@ -152,7 +152,7 @@ def test_templated_columns_hide_no_prompt(tmp_path: Path, keys: dict[str, Any]) 
     }
     assert len(asked) == 10
     assert {*train.column_names} <= {"prompt", "completion", "text"}, "no trainer is given our own column"
-    learned, watched, _ = train_and_held_out(context, "ppo", source)
+    learned, watched, _ = training_and_held_out_rows(context, "ppo", source)
     assert watched is not None and {*learned.column_names} == {*watched.column_names} == {"prompt", "answer"} | (
         {"question"} if "ppo" in keys else set()
     )

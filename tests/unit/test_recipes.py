@@ -8,7 +8,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs import recipe as recipes
 from rlhf_zoo.runs.recipe import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
-from rlhf_zoo.runs.recipe_table import with_table
+from rlhf_zoo.runs.recipe_table import insert_table
 
 
 def write(folder: Path, **files: str) -> str:
@@ -52,9 +52,9 @@ def test_recipe_extends_another_key_by_key(tmp_path):
 
 def test_recipe_table_is_current():
     path = find_recipe("tiny-world").parent / "README.md"
-    assert path.read_text(encoding="utf-8") == with_table(path.read_text(encoding="utf-8"))
+    assert path.read_text(encoding="utf-8") == insert_table(path.read_text(encoding="utf-8"))
     with pytest.raises(ZooError, match="needs exactly one"):
-        with_table("# Recipes\n")
+        insert_table("# Recipes\n")
 
 
 def test_folder_is_a_recipe_named_after_itself(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def checkpoint(stage: StageRecord, step: int, *, complete: bool = True) -> Path:
 def test_write_merges_and_read_creates_nothing(tmp_path):
     stage = StageRecord(tmp_path / "runs" / "ppo")
     assert stage.read() == {} and stage.metrics() == [] and stage.checkpoints() == []
-    assert stage.last_checkpoint() is None and stage.remove_incomplete() == []
+    assert stage.last_checkpoint() is None and stage.remove_incomplete_files() == []
     assert not stage.path.exists()
     stage.write(stage="ppo", status="running", parents={"sft": {"repo": "local/x-sft"}})
     created = stage.read()["created"]
@@ -150,7 +150,7 @@ def test_sigkill_leaves_complete_documents(tmp_path):
     assert len(document["payload"]) == document["size"]
     steps = [row["step"] for row in stage.metrics()]
     assert steps == list(range(1, len(steps) + 1))
-    stage.remove_incomplete()
+    stage.remove_incomplete_files()
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl"}
 
 
@@ -171,7 +171,7 @@ def test_cleanup_spares_files_another_thread_is_writing(tmp_path, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         written = pool.submit(stage.write, sent=2)
         assert writing.wait(5)
-        assert stage.remove_incomplete() == [stranded]
+        assert stage.remove_incomplete_files() == [stranded]
         tidied.set()
         assert written.result()["sent"] == 2
     assert stage.read()["sent"] == 2
@@ -278,7 +278,7 @@ def test_checkpoints_are_complete_and_sorted_by_number(tmp_path):
     (tmp_path / "checkpoint-300").write_text("a file")
     assert [path.name for path in stage.checkpoints()] == ["checkpoint-9", "checkpoint-10", "checkpoint-100"]
     assert stage.last_checkpoint() == tmp_path / "checkpoint-100"
-    assert stage.remove_incomplete() == [torn]
+    assert stage.remove_incomplete_files() == [torn]
     assert not torn.exists() and (tmp_path / "checkpoint-x").exists() and len(stage.checkpoints()) == 3
 
 

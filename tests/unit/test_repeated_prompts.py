@@ -21,7 +21,7 @@ from rlhf_zoo.pipeline.new.data import inspect_data, stage_data
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.layout import distinct_first
+from rlhf_zoo.runs.data.layout import put_distinct_prompts_first
 from rlhf_zoo.runs.dataset import stage_source
 
 PROMPTS, ROWS = 40, 6
@@ -41,9 +41,9 @@ def test_prompt_key_distinguishes_prompts() -> None:
 
 def test_distinct_first_moves_repeated_prompts_to_the_end() -> None:
     rows = Dataset.from_dict({"prompt": list("aaabbc"), "row": range(6)})
-    assert distinct_first(rows)["row"][:] == [0, 3, 5, 1, 4, 2]
+    assert put_distinct_prompts_first(rows)["row"][:] == [0, 3, 5, 1, 4, 2]
     once = Dataset.from_dict({"prompt": list("cab")})
-    assert distinct_first(once) is once
+    assert put_distinct_prompts_first(once) is once
 
 
 def covered(rng: np.random.Generator, *, shares: bool, clustered: bool) -> bool:

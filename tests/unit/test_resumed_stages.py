@@ -24,9 +24,9 @@ from rlhf_zoo.pipeline.stages.callbacks import ProgressCallback, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.corpus_data import add_preferences, send_data
 from rlhf_zoo.runs.dataset import check_same_data, data_source, stage_source
 from rlhf_zoo.runs.metrics_file import without_times
-from rlhf_zoo.runs.prepared import add_preferences, send_data
 from rlhf_zoo.runs.record import COMPLETE
 
 pytestmark = pytest.mark.attack

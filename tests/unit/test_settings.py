@@ -320,9 +320,9 @@ def test_declared_keys_equal_dataclass_fields(stage):
     assert keys.keys() == declared.keys()
     for name, (hint, default, meaning) in keys.items():
         assert str(default) == str(declared[name].default), name
-        assert form(declared[name].resolved_type) in (None, form(hint)), name
+        assert form(declared[name].type_hint) in (None, form(hint)), name
         assert HELP.get((stage, name), meaning) == declared[name].help, name
-    typed = sum(key.resolved_type is not None for key in declared.values())
+    typed = sum(key.type_hint is not None for key in declared.values())
     assert typed > 0.8 * len(keys), "a wrong value is reported before the dataclasses are imported"
 
 

@@ -29,8 +29,8 @@ from ...modeling.models import count_matmul_parameters
 from ...rewards import Rewards
 from ...runs.context import RunContext
 from ...runs.data.layout import drop_long_prompts
-from ...runs.dataset import DataSource, stage_source, train_and_held_out
-from ...runs.judge import evaluation_of
+from ...runs.dataset import DataSource, stage_source, training_and_held_out_rows
+from ...runs.judge import evaluation_settings
 from ...runs.models import ParentCheckpoint
 from ...runs.record import first_difference
 from ...runs.settings.parse import stage_keys
@@ -206,7 +206,7 @@ class FinishedRun:
 
     def load_prompts(self) -> Dataset:
         """Loads the prompts on which PPO was trained."""
-        rows = train_and_held_out(self.context, "ppo", self.source)[0]
+        rows = training_and_held_out_rows(self.context, "ppo", self.source)[0]
         limit = self.context.settings("ppo").data.max_prompt_length
         return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
@@ -221,7 +221,7 @@ class FinishedRun:
         return {
             **settings,
             "paid_by": {key: ppo[key] for key in REWARD_KEYS if key in ppo},
-            "evaluation": identity_keys(evaluation_of(self.context)),
+            "evaluation": identity_keys(evaluation_settings(self.context)),
             "evaluation_seed": shared.seed,
             "response_length": self.evaluator.max_new_tokens,
             "temperature": self.evaluator.temperature,
@@ -280,7 +280,7 @@ def open_finished_run(context: RunContext, method: Method) -> FinishedRun:
 def _check_settings(context: RunContext) -> None:
     """Raises ZooError if a stage or the evaluation ran with settings that differ from this command's."""
     settings = {stage: dict(context.settings(stage).resolved) for stage in context.recipe.stages}
-    settings["eval"] = {"evaluation": identity_keys(evaluation_of(context)), "seed": context.shared.seed}
+    settings["eval"] = {"evaluation": identity_keys(evaluation_settings(context)), "seed": context.shared.seed}
     for stage, current in settings.items():
         resolved = context.record(stage).read()["resolved"]
         recorded_settings = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}

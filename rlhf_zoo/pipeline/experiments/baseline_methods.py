@@ -29,7 +29,7 @@ from ...modeling.models import load_causal
 from ...modeling.text_ids import switch_off_eos
 from ...runs.context import RunContext
 from ...runs.data.layout import sft_text
-from ...runs.dataset import stage_source, train_and_held_out
+from ...runs.dataset import stage_source, training_and_held_out_rows
 from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
@@ -193,7 +193,7 @@ def _train_by_sft(
         flags |= {"model_name_or_path": str(sft_folder), "dataset_name": str(record.path / SAMPLES_FOLDER)}
     sft_run = run_sft_variant(context, record.path, flags)
     policy = load_causal(sft_run.checkpoint("sft").path)
-    rows = train_and_held_out(sft_run, "sft", stage_source(sft_run, "sft"))[0]
+    rows = training_and_held_out_rows(sft_run, "sft", stage_source(sft_run, "sft"))[0]
     tokens = count_trained_tokens(sft_run, rows, run.evaluator.tokenizer)
     if method == "sft":  # half of the tokens equal the run's own SFT, which counts for no method
         return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)

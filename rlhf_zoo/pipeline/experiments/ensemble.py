@@ -25,7 +25,7 @@ from ...publishing.plots import plot_ensemble
 from ...rewards import RewardModel
 from ...runs.context import RunContext
 from ...runs.dataset import evaluation_rows, stage_source
-from ...runs.pairs import named_pairs
+from ...runs.pairs import find_named_pairs
 from ...runs.parents import member_run
 from ...runs.registry import ENSEMBLE
 from .. import run_recipe
@@ -55,7 +55,7 @@ def check(context: RunContext) -> None:
     for stage in context.recipe.stages:
         context.settings(stage)
     data = context.settings("reward").data
-    if data.held_out_share is None and data.dataset_test_split is None and named_pairs(context) is None:
+    if data.held_out_share is None and data.dataset_test_split is None and find_named_pairs(context) is None:
         raise ZooError(
             f"The recipe {context.recipe.name} holds out no pairs on which to compare its reward models: pass "
             "--reward.dataset_test_split or --reward.held_out_share."
@@ -70,7 +70,7 @@ def run_with_seed(context: RunContext, seed: int) -> RunContext:
         seed: The seed of the new reward model.
     """
     keys: dict[str, Any] = {"seed": seed}
-    flags, settings, pairs = context.flags, context.settings("reward"), named_pairs(context)
+    flags, settings, pairs = context.flags, context.settings("reward"), find_named_pairs(context)
     if pairs is not None and pairs.commit is not None:
         flags = with_keys(flags, "recipe", {"dataset_revision": pairs.commit})
     if pairs is None and settings.data.simulated_pairs is not None:

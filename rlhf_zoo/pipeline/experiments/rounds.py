@@ -14,7 +14,7 @@ from ...fileio import read_json, write_json
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
 from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows
-from ...runs.judge import evaluation_of
+from ...runs.judge import evaluation_settings
 from ...runs.rounds import GOLD, JUDGE, round_run, write_round_file
 from ...runs.settings.judge_names import SAME_LABELS, split_judge_name
 from .. import run_recipe
@@ -46,7 +46,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
         ZooError: The labeler cannot be used, or the recipe has no reward model that can be trained again.
     """
     _check_rounds(context)
-    data, config = context.settings("reward").data, evaluation_of(context)
+    data, config = context.settings("reward").data, evaluation_settings(context)
     has_gold = data.preference is not None
     if labeler is None:
         labeler = GOLD if has_gold else JUDGE

@@ -38,10 +38,10 @@ from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_mod
 from ...runs.checks.splits import check_forms
 from ...runs.context import RunContext, stages_to_train
 from ...runs.dataset import stage_source
-from ...runs.judge import check_same_labels, evaluation_of
+from ...runs.judge import check_same_labels, evaluation_settings
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import find_parent, is_member_trained, parent_names, reward_roles
-from ...runs.registry import REWARD_ROLES, is_member, reward_names
+from ...runs.registry import REWARD_ROLES, is_ensemble_member, reward_names
 from ...runs.settings.loading import check_installed, stage_load_options
 from ...runs.settings.parse import StageSettings
 from ..stages.evaluate import check_judges, check_rules, evaluation_prompts
@@ -204,7 +204,7 @@ def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:
 def _check_judges(context: RunContext, data_context: RunContext) -> tuple[None, str]:
     check_same_labels(context)
     check_judges(data_context)
-    return None, ", ".join(evaluation_of(context).judge_names)
+    return None, ", ".join(evaluation_settings(context).judge_names)
 
 
 # The models that PPO starts from
@@ -217,7 +217,7 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
     if name is None:
         defaults = {"reward": "only reward functions", "value": "the critic starts from the reward model or the policy"}
         return None, f"none: {defaults[role]}"
-    if is_member(name) and not is_member_trained(context, name):
+    if is_ensemble_member(name) and not is_member_trained(context, name):
         raise SkipCheck(f"train {name} with `rlhf-zoo ensemble` first")
     try:
         checkpoint = find_parent(context, name)

@@ -28,9 +28,9 @@ from ...publishing.adapters import file_overrides
 from ...publishing.catalog.family import clean
 from ...rewards.loading import find_loader
 from ...runs.context import RunContext, environment_info
+from ...runs.corpus_data import configuration_digests, corpus_settings, split_files
 from ...runs.dataset import data_source
 from ...runs.lock import LOCK, sole_writer
-from ...runs.prepared import configuration_digests, corpus_settings, split_files
 from ...runs.record import COMPLETE, StageRecord, fingerprint
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES
 from ...runs.trusted_names import LOADERS
@@ -86,7 +86,7 @@ def reproduce(
         namespace="local",
         publish=False,
         command=command,
-        pinned=pinned,
+        pinned_checkpoints=pinned,
         stop_after=published.step,
         preflight_passed=True,  # nothing is evaluated
     )

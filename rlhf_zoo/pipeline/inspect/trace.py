@@ -39,7 +39,7 @@ from ...rewards import Rewards
 from ...rewards.loading import load_reward_model
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.record import StageRecord, checkpoint_step, is_checkpoint
-from ...runs.registry import REWARD_ROLES, STAGES, is_member
+from ...runs.registry import REWARD_ROLES, STAGES, is_ensemble_member
 from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import may_import
@@ -302,7 +302,7 @@ def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub
         value_source = (document.get("resolved") or {}).get("value_model_name_or_path")
         # The critic may have started from the model of another stage.
         stage = value_source if role == "value" and value_source in STAGES else role
-        parent_folder = stage_folder.parent / (member_name if is_member(member_name) else stage)
+        parent_folder = stage_folder.parent / (member_name if is_ensemble_member(member_name) else stage)
         # A stage that was trained again has another model under the same name.
         is_unchanged = StageRecord(parent_folder).read().get("fingerprint") == lineage.get("fingerprint")
         candidates = [parent_folder / Path(path).name] if is_unchanged else []

@@ -12,7 +12,7 @@ from ...runs.registry import STAGES
 from ...runs.settings.declared import declared_keys, model_defaults, refused_keys
 from ...runs.settings.model_keys import check_model
 from ...runs.settings.parse import RecipeConfig, StageSettings, check_combinations, recipe_config
-from ...runs.settings.values import checked_keys, type_hints
+from ...runs.settings.values import convert_keys, type_hints
 
 
 def check_recipe(folder: Path) -> None:
@@ -36,13 +36,13 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
     declared = declared_keys(stage)
     defaults = {name: key.default for name, key in declared.items()}
     own_classes = STAGES[stage].load("arguments"), STAGES[stage].load("release")
-    hints = {name: key.resolved_type for name, key in declared.items()}
+    hints = {name: key.type_hint for name, key in declared.items()}
     # `coerce` takes any text for "Enum | str", because the trainers' configurations check it.
     choices = {name: kind for name, hint in hints.items() if (kind := _enum_of(hint)) is not None}
     hints |= choices
     for data_class in own_classes:
         hints |= type_hints(data_class)
-    resolved = checked_keys(
+    resolved = convert_keys(
         recipe.stages[stage],
         hints,
         str(recipe.yaml_file(stage)),

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...runs.recipe import Recipe
-from ...runs.registry import STAGES, is_member, reward_names
+from ...runs.registry import STAGES, is_ensemble_member, reward_names
 from ...runs.settings.key_classes import effective_keys
 from ...runs.settings.parse import recipe_config, recorded_settings
 from .devices import Device
@@ -190,7 +190,7 @@ class _PlanInputs:
         return ModelShape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
 
     def _reward_model(self, name: str, policy: ModelShape, ppo: SimpleNamespace) -> RewardModelSpec:
-        if name in STAGES or is_member(name):
+        if name in STAGES or is_ensemble_member(name):
             return RewardModelSpec(self._own_reward_shape())
         if ppo.reward_model_loader is not None:
             raise ZooError(

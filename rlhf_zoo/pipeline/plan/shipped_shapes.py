@@ -8,7 +8,7 @@ from typing import Any
 
 from ...fileio import parse_json
 from ...runs.recipe import Recipe, read_mapping, shipped_folder
-from ...runs.registry import STAGES, is_member, reward_names
+from ...runs.registry import STAGES, is_ensemble_member, reward_names
 from .cache import digest
 
 
@@ -31,7 +31,7 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
         values += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
         values += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
     names = [str(name) for name in values if name is not None]
-    return [name for name in names if name not in STAGES and not is_member(name)]
+    return [name for name in names if name not in STAGES and not is_ensemble_member(name)]
 
 
 def shape_digests(names: Sequence[str]) -> dict[str, str] | None:

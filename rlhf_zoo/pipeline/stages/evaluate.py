@@ -35,7 +35,7 @@ from ...modeling.integrity import weights_digest
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
-from ...publishing.sent import published_tags
+from ...publishing.sent_checkpoints import published_tags
 from ...runs.checkpoint_choice import choice_of_verdict
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
 from ...runs.context import Publisher, RunContext, stages_to_train
@@ -48,12 +48,12 @@ from ...runs.dataset import (
     own_pairs,
     stage_source,
 )
-from ...runs.judge import check_same_labels, evaluation_of, with_trained_keys
+from ...runs.judge import check_same_labels, evaluation_settings, with_trained_keys
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
 from ...runs.settings.evaluation import EvaluationConfig
 from ...runs.settings.judge_names import SAME_LABELS, split_judge_name
-from ...runs.status_line import doing
+from ...runs.status_line import show_activity
 from .interrupt import Stopped
 from .judges import check_on_pairs, judge_reliability, train_same_labels
 from .merged import merge_chosen
@@ -86,7 +86,7 @@ class _Inputs:
             lineage = self.own_pairs[1].lineage
             own_pairs = {"own_pairs": {name: lineage.get(name) for name in ("commit", "files")}}
         return {
-            "evaluation": identity_keys(evaluation_of(context)),
+            "evaluation": identity_keys(evaluation_settings(context)),
             "seed": context.shared.seed,
             "data": self.source.lineage["fingerprint"],
             "parents": {"sft": self.sft.lineage["fingerprint"], "ppo": self.ppo.lineage["fingerprint"]},
@@ -141,7 +141,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         record.check_recipe(context.recipe.name)
     context = with_trained_keys(context, "ppo")
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
-    config = evaluation_of(context)
+    config = evaluation_settings(context)
     # A missing checkpoint or judge is reported before data are prepared.
     checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}
     check_judges(context)
@@ -160,7 +160,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if SAME_LABELS in config.judge_names:
             train_same_labels(context)
         evaluator = replace(make_evaluator(context, inputs.sft.path), saved_measurements=saved)
-        with doing("eval: checking the judges"):
+        with show_activity("eval: checking the judges"):
             checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
         comparison = _compare(context, inputs, evaluator, prompts, checks)
         if not distributed.is_main_process():
@@ -205,10 +205,10 @@ def _compare(
     The compared checkpoint is the run's chosen one. With `release: recommended`, it is the one that the verdict
     recommends, or the last one if it recommends none.
     """
-    config, seed = evaluation_of(context), context.shared.seed
+    config, seed = evaluation_settings(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
     judges_of_reward = find_reward_judges(context, evaluator)
-    with doing("eval: measuring the checkpoints"):
+    with show_activity("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
         # Whether a constant text beats SFT by this judge is measured on the test prompts, below. Until then assume that
         # none does; otherwise the judge would count as unchecked while the candidate is chosen.
@@ -219,7 +219,7 @@ def _compare(
     def compare_step(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
         checkpoint = context.checkpoint("ppo", step=step)
         policy = load_causal(checkpoint.path)
-        with doing(f"eval: PPO at step {step} against SFT"):
+        with show_activity(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
                 policy, evaluator, prompts, samples_per_prompt=config.samples, seed=seed,
                 reward_judges=judges_of_reward, checks=checks, group=config.group,
@@ -258,7 +258,7 @@ def _compare(
 
 def _write_results(context: RunContext, comparison: _Comparison, figures: Mapping[str, Any], seconds: float) -> None:
     """Writes evaluation.json, samples.jsonl, and the scores of the checkpoints."""
-    config, folder = evaluation_of(context), context.record("eval").path
+    config, folder = evaluation_settings(context), context.record("eval").path
     document = {
         **figures,
         **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
@@ -290,7 +290,7 @@ def _collect_votes(
 
 def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
     """Returns the results of lm-evaluation-harness on both policies, for evaluation.json; {} if no task is named."""
-    config = evaluation_of(context)
+    config = evaluation_settings(context)
     if not config.lm_eval:
         return {}
     use_cpu = context.settings("ppo").trainer.use_cpu
@@ -335,7 +335,7 @@ def _write_record(
     record = context.record("eval")
     record.clear()
     record.write(
-        **context.run_json_header("eval", "finished", seed=context.shared.seed, resolved=resolved),
+        **context.run_json_header("eval", "finished", seed=context.shared.seed, settings=resolved),
         parents={
             stage: {**parent.lineage, "weights": weights_digest(parent.path)} for stage, parent in parents.items()
         },
@@ -442,7 +442,7 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     Raises:
         ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
     """
-    config = evaluation_of(context)
+    config = evaluation_settings(context)
     check_same_labels(context, restart=restart)
     names, seed, hub = config.judge_names, context.shared.seed, context.hub
     check_judges_available(names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
@@ -466,7 +466,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, polic
     Raises:
         ZooError: A rule cannot score answers to a prompt.
     """
-    config = evaluation_of(context)
+    config = evaluation_settings(context)
     rules = [RuleJudge(argument) for kind, argument in map(split_judge_name, config.judge_names) if kind == "rule"]
     if not rules:
         return

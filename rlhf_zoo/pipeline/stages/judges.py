@@ -15,7 +15,7 @@ from ...evaluation.judges.panel import is_answer_checker
 from ...evaluation.measure import Evaluator
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
-from ...runs.judge import evaluation_of, judge_run, shares_reward_labels
+from ...runs.judge import evaluation_settings, judge_run, shares_reward_labels
 from ...runs.lock import sole_writer
 from ...runs.settings.judge_names import SAME_LABELS
 from . import reward
@@ -58,7 +58,9 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     """
     reward_models = evaluator.rewards.model_rewards if evaluator.rewards is not None else []
     same_labels = [
-        JUDGES_OF_LABELS[name] for name in evaluation_of(context).judge_names if shares_reward_labels(context, name)
+        JUDGES_OF_LABELS[name]
+        for name in evaluation_settings(context).judge_names
+        if shares_reward_labels(context, name)
     ]
     if context.round is not None:  # the judge that labeled the round's pairs shares the reward model's labels
         same_labels += [
@@ -71,7 +73,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
         seed=context.shared.seed,
         reward=reward_models[0] if len(reward_models) == 1 else None,
         same_labels=same_labels,
-        group=evaluation_of(context).group,
+        group=evaluation_settings(context).group,
     )
 
 

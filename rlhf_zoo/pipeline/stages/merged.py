@@ -17,7 +17,7 @@ from ...modeling.special_tokens import add_pad_embedding, write_pad_id
 from ...runs.context import RunContext
 from ...runs.models import ParentCheckpoint
 from ...runs.record import COMPLETE, write_complete
-from ...runs.status_line import doing
+from ...runs.status_line import show_activity
 
 
 def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
@@ -64,7 +64,7 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
         target: The folder to write; an existing folder is replaced.
         dtype: The dtype of the saved weights; "auto" for the dtype of the base's weights on disk.
     """
-    with doing(f"merging the adapter of {checkpoint.name} into its base"):
+    with show_activity(f"merging the adapter of {checkpoint.name} into its base"):
         shutil.rmtree(target, ignore_errors=True)
         tokenizer = load_tokenizer(checkpoint)
         is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"

@@ -6,7 +6,7 @@ from ...runs.context import RunContext
 from ...runs.data.hold_out import hold_out
 from ...runs.data.overlap import drop_question_column
 from ...runs.dataset import DataSource, stage_rows, stage_source, training_rows
-from ...runs.pairs import named_pairs, run_on_pairs
+from ...runs.pairs import find_named_pairs, run_on_pairs
 
 
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
@@ -19,7 +19,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
         The run to train the reward model in, and the data set. The run is `context`, or, if `--dataset_name` names a
         data set that has only pairs, a copy with the settings for that data set.
     """
-    pairs = None if context.round is not None else named_pairs(context)  # a later round has its own pairs
+    pairs = None if context.round is not None else find_named_pairs(context)  # a later round has its own pairs
     if pairs is None:
         return context, stage_source(context, "reward")
     return run_on_pairs(context, pairs), pairs.open(context.hub)

@@ -28,7 +28,7 @@ from ...runs.checkpoint_choice import REWARD_METRIC_PREFIX, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.layout import drop_long_prompts, has_conversations
-from ...runs.dataset import DataSource, ptx_rows, stage_source, train_and_held_out
+from ...runs.dataset import DataSource, ptx_rows, stage_source, training_and_held_out_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import find_parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
@@ -105,7 +105,7 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     Returns:
         Keyword of the trainer -> data set or None.
     """
-    train, held_out, _ = train_and_held_out(context, "ppo", source)
+    train, held_out, _ = training_and_held_out_rows(context, "ppo", source)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
 
 

@@ -29,7 +29,7 @@ from ...runs.dataset import DataSource, stage_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import stage_load_options
 from ...runs.settings.parse import StageSettings
-from ...runs.status_line import doing
+from ...runs.status_line import show_activity
 from .merged import merged_model
 from .pair_report import count_trained_pairs, held_out_report
 from .pairs import held_out_pairs, open_pairs, training_pairs
@@ -190,7 +190,7 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
     model.config.rlhf_zoo = None
     # RewardModel freezes the model and sets it to evaluation mode, but training continues afterwards.
     was_training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
-    with doing(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
+    with show_activity(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
         raw_scores = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
     for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
         parameter.requires_grad_(requires_grad)
@@ -217,7 +217,7 @@ def _measure_chosen(
     if inputs.held_out is not None:
         pairs, split = inputs.held_out
         seed, utility = settings.trainer.seed, utility_of(context, settings)
-        with doing(f"reward: measuring on {len(pairs)} held-out pairs"):
+        with show_activity(f"reward: measuring on {len(pairs)} held-out pairs"):
             report |= held_out_report(model, tokenizer, pairs, seed=seed, utility=utility)
         report |= {"split": split, "trained_on": count_trained_pairs(pairs, inputs.pairs)}
     return report

@@ -20,10 +20,10 @@ from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
+from ...runs.corpus_data import card_head, write_configuration
 from ...runs.data.digests import digest
 from ...runs.dataset import PAIRS_RECORD_FILE, labeled_rows, stage_rows, stage_source, training_rows
-from ...runs.judge import evaluation_of
-from ...runs.prepared import card_head, write_configuration
+from ...runs.judge import evaluation_settings
 from ...runs.record import first_difference
 from ...runs.rounds import GOLD, PAIRS_CONFIGURATION
 from ...runs.settings.judge_names import split_judge_name
@@ -129,7 +129,7 @@ def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> 
 
 def _labeler(context: RunContext) -> Labeler:
     assert context.round is not None
-    name, config, seed = context.round.labeler, evaluation_of(context), context.shared.seed
+    name, config, seed = context.round.labeler, evaluation_settings(context), context.shared.seed
     if name == GOLD:
         prefer = load_object(context.settings("reward").data.preference, group=PREFERENCES)
         rng = random.Random(f"round {context.round.number} {context.settings('reward').trainer.seed}")

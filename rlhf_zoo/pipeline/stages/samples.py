@@ -18,13 +18,13 @@ from ...modeling.models import context_length_of, load_causal
 from ...modeling.sampling.truncation import Truncation
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
+from ...runs.corpus_data import add_preferences
 from ...runs.data.generate import complete
 from ...runs.data.layout import convert_rows
 from ...runs.data.sources import NoSuchPart
-from ...runs.dataset import DataSource, stage_rows, stage_source, train_and_held_out
+from ...runs.dataset import DataSource, stage_rows, stage_source, training_and_held_out_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampler_arguments
-from ...runs.prepared import add_preferences
 from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
@@ -58,7 +58,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
     if data.dataset_name is not None or context.round is not None:
         source = stage_source(context, "ppo")
     if data.held_out_share is not None:
-        train, held_out, _ = train_and_held_out(context, "ppo", source)
+        train, held_out, _ = training_and_held_out_rows(context, "ppo", source)
         return list((train if split == "train" or held_out is None else held_out)["prompt"])
     return list(stage_rows(context, "ppo", source, split)["prompt"])
 

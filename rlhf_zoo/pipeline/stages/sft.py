@@ -27,7 +27,7 @@ from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
 from ...runs.data.layout import drop_long_prompts, has_conversations, sft_text
 from ...runs.data.sources import DataSource
-from ...runs.dataset import data_source, stage_source, train_and_held_out
+from ...runs.dataset import data_source, stage_source, training_and_held_out_rows
 from ...runs.models import ParentCheckpoint, folder_lineage
 from ...runs.settings.loading import stage_load_options
 from ...runs.settings.parse import StageSettings
@@ -65,7 +65,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     cut_rows: dict[str, int] = {}
 
     def build() -> Trainer:
-        train, held_out, left_out_counts = train_and_held_out(context, "sft", source)
+        train, held_out, left_out_counts = training_and_held_out_rows(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         trainer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)

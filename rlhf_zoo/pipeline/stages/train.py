@@ -27,7 +27,7 @@ from ...ppo.timing import Phases
 from ...ppo.waiting import WaitInterrupted
 from ...publishing.adapters import check_base
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
-from ...publishing.sent import unsent_checkpoints
+from ...publishing.sent_checkpoints import unsent_checkpoints
 from ...runs.checkpoint_choice import (
     choose_checkpoint,
     delete_old_checkpoints,
@@ -42,7 +42,7 @@ from ...runs.record import COMPLETE, SUMMARY, StageRecord, checkpoint_step
 from ...runs.registry import STAGES, parent_title, starts_from_base
 from ...runs.settings.loading import check_installed
 from ...runs.settings.parse import StageSettings
-from ...runs.status_line import doing
+from ...runs.status_line import show_activity
 from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
@@ -158,7 +158,7 @@ def train_stage(
             log.info("The stage %s takes %s from %s at %s.", stage, role, lineage["repo"], lineage["commit"])
     with Interruptible(f"the {stage} stage") as stop:
         _reset_precision(settings)
-        with doing(f"{stage}: loading models and data"):
+        with show_activity(f"{stage}: loading models and data"):
             trainer = build()
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
@@ -323,7 +323,7 @@ def _make_plan(
         raise ZooError(f"{record.path} has checkpoints without a run.json: choose another --output_dir.")
     resume_from = None
     if not starts_over:
-        record.remove_incomplete()
+        record.remove_incomplete_files()
         resume_from = _resumable_checkpoint(record)
         record.truncate_metrics(checkpoint_step(resume_from) if resume_from else -1)
     return _Plan(is_finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
@@ -440,7 +440,7 @@ def _delete_incomplete_on_failure(record: StageRecord) -> Iterator[None]:
         yield
     except (NotFinite, NoRoom):
         if distributed.is_main_process():
-            record.remove_incomplete()
+            record.remove_incomplete_files()
             record.write(status="interrupted")
         raise
     except Exception as error:
@@ -450,7 +450,7 @@ def _delete_incomplete_on_failure(record: StageRecord) -> Iterator[None]:
         is_out_of_space = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
         if not is_out_of_space and not is_disk_full(error):
             raise
-        record.remove_incomplete()
+        record.remove_incomplete_files()
         record.write(status="interrupted")
         raise ZooError(
             f"The disk of {record.path} is full: free some space, then run the same command again to resume from the "

@@ -10,7 +10,14 @@ from ...errors import ZooError
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
 from ...runs.data.overlap import find_overlap
-from ...runs.dataset import HELD_OUT, evaluation_location, ptx_rows, stage_rows, stage_source, train_and_held_out
+from ...runs.dataset import (
+    HELD_OUT,
+    evaluation_location,
+    ptx_rows,
+    stage_rows,
+    stage_source,
+    training_and_held_out_rows,
+)
 from ...runs.judge import with_trained_keys
 from .pairs import open_pairs, training_pairs
 
@@ -90,7 +97,7 @@ def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] 
         rows, left_out_now = training_pairs(owner, source, keep_questions=True)
     else:
         owner, source = context, stage_source(context, stage)
-        rows, _, left_out_now = train_and_held_out(context, stage, source, keep_questions=True)
+        rows, _, left_out_now = training_and_held_out_rows(context, stage, source, keep_questions=True)
     if left_out is not None and left_out.get(HELD_OUT) != left_out_now.get(HELD_OUT):
         rows = stage_rows(owner, stage, source, owner.settings(stage).data.dataset_train_split)
     texts = ptx_rows(context, source) if stage == "ppo" else None

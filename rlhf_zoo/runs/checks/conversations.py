@@ -38,8 +38,8 @@ def check_conversations(
     for split in _split_names(context, stage):
         rows = stage_rows(context, stage, source, split)
         if has_conversations(rows):
-            label = f"the split {split} of {source.location} (stage {stage})"
-            check_rows(rows, context.shared.chat.write(tokenizer), subject=label)
+            subject = f"the split {split} of {source.location} (stage {stage})"
+            check_rows(rows, context.shared.chat.write(tokenizer), subject=subject)
 
 
 def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: str) -> None:

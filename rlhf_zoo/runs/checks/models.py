@@ -24,7 +24,7 @@ from ..data.layout import drop_long_prompts, has_conversations
 from ..dataset import own_pairs_keys, text_column_of
 from ..parents import reward_roles
 from ..recipe import Recipe
-from ..registry import REWARD_ROLES, STAGES, is_member
+from ..registry import REWARD_ROLES, STAGES, is_ensemble_member
 from ..settings.parse import RecipeConfig, StageSettings
 from .files import fetch_files
 from .splits import local_rows
@@ -120,7 +120,7 @@ def _untrained_models(stages: Mapping[str, StageSettings]) -> dict[str, tuple[st
             "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
         }
         for role, (key, name) in keys.items():
-            if name is not None and name not in ("sft", "reward", "ppo") and not is_member(name):
+            if name is not None and name not in ("sft", "reward", "ppo") and not is_ensemble_member(name):
                 repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
                 models[role] = f"{key} of the stage ppo", repo, revision or None
     return models
@@ -177,7 +177,7 @@ def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
     """
     label = ppo.trainer.reward_label
     for role, name in reward_roles(ppo.data.reward_model_path).items():
-        if name == "reward" or is_member(name):  # the reward stage trains models with one output
+        if name == "reward" or is_ensemble_member(name):  # the reward stage trains models with one output
             label_index({0: ""}, label, name="of the stage reward")
             continue
         model = models.get(role)
@@ -207,9 +207,10 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
         tokenizer = load_tokenizer(model.folder, name=model.name)
         ensure_own_pad(tokenizer, pad_token, subject=owner, key=key)
         vocab_size = (model.config.get("text_config") or model.config).get("vocab_size")
-        if isinstance(vocab_size, int) and vocab_size <= (highest := highest_id(tokenizer)):
+        max_id = highest_id(tokenizer)
+        if isinstance(vocab_size, int) and vocab_size <= max_id:
             raise ZooError(
-                f"The tokenizer of {owner} has ids up to {highest}, but its config.json has vocab_size {vocab_size}: "
+                f"The tokenizer of {owner} has ids up to {max_id}, but its config.json has vocab_size {vocab_size}: "
                 "use the tokenizer that the model was trained with."
             )
 
@@ -253,11 +254,11 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
         ZooError: An answer alone fills the policy's context length.
     """
     context_length = policy.context_length if policy is not None else context_length_of(shared.architecture or {})
-    answer = ppo.trainer.response_length
-    if context_length is not None and answer >= context_length:
+    response_length = ppo.trainer.response_length
+    if context_length is not None and response_length >= context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {answer}, but {_policy_name(policy)} reads {context_length} tokens, "
-            "prompt and answer together: lower response_length."
+            f"response_length of the stage ppo is {response_length}, but {_policy_name(policy)} reads {context_length} "
+            "tokens, prompt and answer together: lower response_length."
         )
 
 
@@ -360,8 +361,7 @@ def count_rows_cut_by_sft(
     Returns:
         The counts; None if max_length cuts nothing, or if the rows or the model's tokenizer are not on this machine.
     """
-    rows = None if policy is None or policy.folder is None else local_rows(shared, sft, hub)
-    if policy is None or rows is None:
+    if policy is None or policy.folder is None or (rows := local_rows(shared, sft, hub)) is None:
         return None
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     switch_off_eos(tokenizer)

@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat_template import ChatSettings
-from ..data.columns import row_value, rows_above
+from ..data.columns import keep_rows_above, row_value
 from ..data.layout import Form, convert_rows, has_conversations
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
@@ -136,7 +136,7 @@ class _RowLoader:
         part = f", split {split}," if is_whole_split else ""
         label = f"The data set {name}{part} of {subject}"
         if is_whole_split:
-            rows = rows_above(rows, data.keep_above, subject=label)
+            rows = keep_rows_above(rows, data.keep_above, subject=label)
         else:  # `keep_above` may drop the first row of a data set that the stage can read
             for column in data.keep_above:
                 row_value(rows[0], column, subject=label)

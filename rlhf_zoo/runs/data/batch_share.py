@@ -45,9 +45,9 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
                 f"{key} of the stage {stage} is {keys[key]}, for all {processes} processes together: set a "
                 f"multiple of {processes}, or start another number of processes."
             )
-    rows, accumulation_steps = divide_batch(size, steps, processes)
+    process_size, accumulation_steps = divide_batch(size, steps, processes)
     return {
-        "per_device_train_batch_size": rows,
+        "per_device_train_batch_size": process_size,
         "gradient_accumulation_steps": accumulation_steps,
         "per_device_eval_batch_size": eval_size // processes,
     }
@@ -69,5 +69,5 @@ def divide_batch(size: int, steps: int, processes: int) -> tuple[int, int]:
 
 
 def _steps_divisor(size: int, steps: int, processes: int) -> int:
-    """Returns the divisor of the accumulation steps: more than 1 only if `size` cannot be divided evenly."""
+    """Returns by how much to divide the accumulation steps: more than 1 only if `size` cannot be divided evenly."""
     return 1 if size % processes == 0 else math.gcd(steps, processes)

@@ -109,14 +109,14 @@ def placeholder_values(text: str, row: Mapping[str, Any], *, subject: str) -> li
 
 
 def _first_words(value: str, low: int, high: str | None) -> str:
-    # A hash of the value decides the number of words, so that every run cuts a row in the same way, whatever its seed.
+    # A hash of the value decides the number of words, so that every run cuts a row in the same way.
     span = max(int(high or low) - low, 0) + 1
     count = low + int.from_bytes(hashlib.sha256(value.encode()).digest()[:8], "big") % span
     ends = [word.end() for word in re.finditer(r"\S+", value)]
     return value[: ends[min(count, len(ends)) - 1]] if ends else value
 
 
-def rows_above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> Dataset:
+def keep_rows_above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> Dataset:
     """Keeps the rows whose number in a column exceeds a bound. Rows without a number are dropped.
 
     Args:

@@ -35,8 +35,8 @@ class CutRows:
     @property
     def sentence(self) -> str:
         """The counts as a sentence without its period."""
-        lost = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
-        return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
+        clause = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
+        return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{clause}"
 
 
 def count_cut_rows(
@@ -56,22 +56,22 @@ def count_cut_rows(
     max_length = trainer.max_length
     if max_length is None or (trainer.packing and trainer.packing_strategy != "bfd"):
         return None
-    cut = without_answer = 0
+    keeps_start = trainer.truncation_mode == "keep_start"
+    cut_count = lost_answer_count = 0
     for row in rows:
-        ids = _row_ids(row, tokenizer, text_column)
-        if len(ids) > max_length:
-            cut += 1
-            answer_start = _answer_start(row, tokenizer)
-            without_answer += (
-                trainer.truncation_mode == "keep_start" and answer_start is not None and answer_start >= max_length
-            )
-    return CutRows(max_length, len(rows), cut, without_answer)
+        if len(_row_ids(row, tokenizer, text_column)) > max_length:
+            cut_count += 1
+            answer_start = _answer_start(row, tokenizer) if keeps_start else None
+            lost_answer_count += answer_start is not None and answer_start >= max_length
+    return CutRows(max_length, len(rows), cut_count, lost_answer_count)
 
 
 def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, text_column: str) -> list[int]:
     """Tokenizes a row as trl does."""
-    columns = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else text_column,)
-    content = row[columns[0]] if len(columns) == 1 else row[columns[0]] + row[columns[1]]
+    if "prompt" in row:
+        content = row["prompt"] + row["completion"]
+    else:
+        content = row["messages" if "messages" in row else text_column]
     if is_conversation(content):
         return render_ids(content, tokenizer)
     eos = str(tokenizer.eos_token or "")

@@ -79,11 +79,12 @@ def complete(
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
-    pad = tokenizer.pad_token_id
-    padding = pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id
+    pad_id = tokenizer.pad_token_id
+    if pad_id is None or pad_id not in vocabulary:
+        pad_id = tokenizer.eos_token_id
     stops = stop_ids(model, tokenizer) if stops is None else stops
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
-    sampled: dict[int, tuple[Samples, list[str]]] = {}
+    results: dict[int, tuple[Samples, list[str]]] = {}  # number of a batch -> its samples and their texts
     micro_batches = MicroBatches(batch_size)
     bar = Progress(len(prompts), desc, "sample", leave=False)
 
@@ -97,7 +98,7 @@ def complete(
             temperature=temperature,
             top_p=top_p,
             stop_ids=stops,
-            pad_id=padding,
+            pad_id=pad_id,
             vocabulary=vocabulary,
             # Set the bar instead of adding to it, because rows that do not fit into memory are sampled again.
             on_finished=lambda count: bar.update(rows[0] + count - bar.n),
@@ -107,12 +108,12 @@ def complete(
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             batch_rows = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
-                batch = Samples.concatenate(list(micro_batches.run(sample_rows, batch_rows)), padding)
+                batch = Samples.concatenate(list(micro_batches.run(sample_rows, batch_rows)), pad_id)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in batch_rows])
                 batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
                 completion_ids = batch.completion_id_lists()
-                sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, completion_ids)
+                results[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, completion_ids)
             bar.update(batch_rows.stop - bar.n)
-    batches = distributed.gather_in_order(sampled)
+    batches = distributed.gather_in_order(results)
     return SampledCompletions([batch for batch, _ in batches], [text for _, texts in batches for text in texts])

@@ -59,10 +59,10 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
             "with more prompts, or set held_out_share to null."
         )
     part_of_digest = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct_digests)}
-    row_indices: list[list[int]] = [[] for _ in range(parts + 1)]
-    for row, digest in enumerate(digests):
-        row_indices[part_of_digest[digest]].append(row)
-    return [rows.select(indices) for indices in row_indices]
+    indices_by_part: list[list[int]] = [[] for _ in range(parts + 1)]
+    for index, digest in enumerate(digests):
+        indices_by_part[part_of_digest[digest]].append(index)
+    return [rows.select(indices) for indices in indices_by_part]
 
 
 def drop_rows_with_prompts(
@@ -82,13 +82,13 @@ def drop_rows_with_prompts(
     Raises:
         ZooError: No row is left.
     """
-    common = find_overlap(prompts, rows)
-    dropped = len(common.rows)
-    if dropped == len(rows):
+    overlap = find_overlap(prompts, rows)
+    dropped_count = len(overlap.rows)
+    if dropped_count == len(rows):
         raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower the share.")
-    if not dropped:
-        return rows, 0 if common.is_complete else None
-    return rows.select([index for index in range(len(rows)) if index not in common.rows]), dropped
+    if not dropped_count:
+        return rows, 0 if overlap.is_complete else None
+    return rows.select([index for index in range(len(rows)) if index not in overlap.rows]), dropped_count
 
 
 def _digests(rows: Dataset) -> list[str]:
@@ -107,7 +107,9 @@ def _digests(rows: Dataset) -> list[str]:
 def _prompt_of(row: Mapping[str, Any]) -> Any:
     if "prompt" in row:
         return row["prompt"]
-    return prompt_from_messages(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
+    if "messages" in row:
+        return prompt_from_messages(row)["prompt"]
+    return row["text"] if "text" in row else dict(row)
 
 
 def _digest(prompt: Prompt) -> str:

@@ -134,6 +134,7 @@ def convert_rows(
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
+    subject_within_sentence = subject[:1].lower() + subject[1:]
     templates = {target: source for target, source in columns.items() if has_placeholders(source)}
     rows = drop_question_column(rows)
     if templates and len(rows):
@@ -148,8 +149,8 @@ def convert_rows(
                 return texts
             return {**texts, QUESTION: placeholder_values(prompt_template, row, subject=subject)}
 
-        filled = [fill(index, row) for index, row in enumerate(rows)]
-        rows = replace_columns(rows, {name: [row[name] for row in filled] for name in filled[0]})
+        filled_rows = [fill(index, row) for index, row in enumerate(rows)]
+        rows = replace_columns(rows, {name: [row[name] for row in filled_rows] for name in filled_rows[0]})
     for target, source in columns.items():
         if target in templates:
             continue
@@ -164,16 +165,17 @@ def convert_rows(
     if as_chat and form != "labeled":
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
         read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
-        rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
-    rows = _unify_turns(rows, form, text_column=text_column, declared=columns, subject=subject)
+        rows = split_dialogues(rows, read_columns, subject=subject_within_sentence)
+    rows = _unify_turns(rows, form, text_column=text_column, column_sources=columns, subject=subject)
     names = set(rows.column_names)
-    check_values(rows, form, text_column=text_column, subject=subject[:1].lower() + subject[1:])
-    if form in ("pairs", "texts") and (changed := align_answers(rows[0])):
-        odd_row = next((i for i, row in enumerate(rows) if align_answers(row).keys() != changed.keys()), None)
-        if odd_row is not None:
+    check_values(rows, form, text_column=text_column, subject=subject_within_sentence)
+    changed_columns = align_answers(rows[0]).keys() if form in ("pairs", "texts") else ()
+    if changed_columns:
+        odd_index = next((i for i, row in enumerate(rows) if align_answers(row).keys() != changed_columns), None)
+        if odd_index is not None:
             raise ZooError(
-                f"Row {odd_row} of {subject[:1].lower() + subject[1:]} has its prompt and answers in a different form "
-                "from row 0: write all rows as texts, or all as conversations."
+                f"Row {odd_index} of {subject_within_sentence} has its prompt and answers in a different form from row "
+                "0: write all rows as texts, or all as conversations."
             )
         rows = _map_rows(rows, align_answers)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
@@ -190,10 +192,13 @@ def convert_rows(
     return _map_rows(rows, as_turns) if as_chat and "prompt" in rows.column_names else rows
 
 
-def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mapping[str, str], subject: str) -> Dataset:
+def _unify_turns(
+    rows: Dataset, form: Form, *, text_column: str, column_sources: Mapping[str, str], subject: str
+) -> Dataset:
     """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
-    Raises ZooError if the data set lacks the columns that the stage reads.
+    `column_sources` is the stage's key `columns`. Raises ZooError if the data set lacks the columns that the stage
+    reads.
     """
     names = set(rows.column_names)
     has_needed_columns = any(needed <= names for needed in _columns_of(form, text_column))
@@ -202,11 +207,11 @@ def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mappi
         new_names = conversation_columns(rows, for_texts=form == "texts", has_needed_columns=has_needed_columns)
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
-    _check_form(rows.column_names, form, text_column=text_column, subject=subject, declared=declared)
+    _check_form(rows.column_names, form, text_column=text_column, subject=subject, keys=column_sources)
     matches = [columns for columns in _columns_of(form, text_column) if columns <= set(rows.column_names)]
     if matches[0] == {"prompt"}:  # chosen and rejected answer these prompts, so ignoring them needs no warning
         matches = [columns for columns in matches if "chosen" not in columns]
-    if len(matches) > 1 and not declared:
+    if len(matches) > 1 and not column_sources:
         read_text, ignored_text = (
             " and ".join(sorted(columns)) for columns in (matches[0], set().union(*matches[1:]) - matches[0])
         )
@@ -215,7 +220,7 @@ def _unify_turns(rows: Dataset, form: Form, *, text_column: str, declared: Mappi
         read_columns = ["prompt"]  # other columns are for reward functions
     else:
         read_columns = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    is_sharegpt = bool(new_names) or SHAREGPT_COLUMN in declared.values()
+    is_sharegpt = bool(new_names) or SHAREGPT_COLUMN in column_sources.values()
     return as_messages(rows, read_columns, read_system_column=is_sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
@@ -239,25 +244,25 @@ def _columns_of(form: Form, text_column: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def _check_form(
-    names: Sequence[str], form: Form, *, text_column: str, subject: str, declared: Iterable[str] = ()
-) -> None:
-    """Checks that a data set has the columns that a stage reads.
+def _check_form(names: Sequence[str], form: Form, *, text_column: str, subject: str, keys: Iterable[str]) -> None:
+    """Checks that a data set has the columns that a stage reads. `keys` are those of the stage's `columns`.
 
-    A key of `columns` that the stage does not read is taken to be for reward functions, unless it resembles a key that
+    A key that the stage does not read is taken to be for reward functions, unless it resembles a key that
     the stage reads, or a column that the stage needs is missing.
     """
     alternatives = _columns_of(form, text_column)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT_COLUMN])}.union(*alternatives)
-    has_needed = any(needed <= set(names) for needed in alternatives)
-    for key in declared:
-        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=_TYPO_CUTOFF) or not has_needed):
+    has_needed_columns = any(needed <= set(names) for needed in alternatives)
+    for key in keys:
+        if key in read_columns:
+            continue
+        if get_close_matches(key, read_columns, cutoff=_TYPO_CUTOFF) or not has_needed_columns:
             suggestion = did_you_mean(key, read_columns)
             key_list = f"its keys are {', '.join(sorted(read_columns))}"
             raise ZooError(
                 f"`columns` for {subject} has the key {key!r}, which nothing reads{suggestion or ':'} {key_list}."
             )
-    if has_needed:
+    if has_needed_columns:
         return
     usual_columns = alternatives[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual_columns) if name not in names)
@@ -290,11 +295,11 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     shorter = min(len(chosen), len(rejected))
     common = next((index for index in range(shorter) if chosen[index] != rejected[index]), shorter)
     if isinstance(chosen, str):
-        marker = chosen[:common].rfind(_ANSWER)
-        # As in tokenizers, a newline belongs to the prompt, and a space to the answer's first word.
-        space = _last_white_space(chosen[:common])
-        common = marker + len(_ANSWER) if marker >= 0 else space + (space >= 0 and chosen[space] != " ")
-        common = max(common, 0)
+        marker, space = chosen[:common].rfind(_ANSWER), _last_white_space(chosen[:common])
+        if marker >= 0:
+            common = marker + len(_ANSWER)
+        else:  # as in tokenizers, a newline belongs to the prompt, and a space to the answer's first word
+            common = space if space >= 0 and chosen[space] == " " else space + 1
     else:
         common = min(common, shorter - 1)
         if common == 0:
@@ -363,7 +368,7 @@ def sft_text(row: Mapping[str, Any], text_column: str) -> Any:
     return append_completion(row["prompt"], row["completion"]) if "completion" in row else row[text_column]
 
 
-def distinct_first(rows: Dataset) -> Dataset:
+def put_distinct_prompts_first(rows: Dataset) -> Dataset:
     """Reorders rows so that each prompt's first row comes before any prompt's second row, and so on.
 
     The first N rows then have as many different prompts as possible.
@@ -403,14 +408,14 @@ def drop_long_prompts(
         return rows, 0
     lengths = [len(tokenize_prompt(prompt, tokenizer)) for prompt in rows["prompt"]]
     indices = [index for index, length in enumerate(lengths) if length <= max_tokens]
-    dropped = len(rows) - len(indices)
+    dropped_count = len(rows) - len(indices)
     if not indices:
         raise ZooError(f"max_prompt_length is {max_tokens}, but all prompts of {subject} are longer: raise the limit.")
-    if dropped:
+    if dropped_count:
         log.warning(
-            "%d of %d rows of %s are left out: max_prompt_length is %d.", dropped, len(rows), subject, max_tokens
+            "%d of %d rows of %s are left out: max_prompt_length is %d.", dropped_count, len(rows), subject, max_tokens
         )
-    return rows.select(indices), dropped
+    return rows.select(indices), dropped_count
 
 
 def has_conversations(rows: Dataset) -> bool:

@@ -92,8 +92,8 @@ def _user_turns(text: Any) -> list[str] | None:
         return [turn for speaker, turn in zip(speakers, turns, strict=True) if speaker == "Human"]
     if not is_conversation(text):
         return None
-    by_user = [turn for turn in text if turn["role"] == "user"]
-    return [completion_text([turn]) for turn in by_user or text]
+    user_turns = [turn for turn in text if turn["role"] == "user"]
+    return [completion_text([turn]) for turn in user_turns or text]
 
 
 def _beginnings(turns: Sequence[str]) -> Iterator[str]:
@@ -150,10 +150,8 @@ class PromptIndex:
         for index, text in enumerate(self._long_texts):
             self._texts_by_rarest_window.setdefault(self._rarest(_window_hashes(text)), []).append(index)
         words = [text.split(" ") for text in self._long_texts]
-        self._shared_first, self._shared_last = (
-            _count_shared_words(words),
-            _count_shared_words([text_words[::-1] for text_words in words]),
-        )
+        self._shared_first = _count_shared_words(words)
+        self._shared_last = _count_shared_words([text_words[::-1] for text_words in words])
 
     def _rarest(self, windows: Sequence[int]) -> int:
         return min(windows, key=lambda window: len(self._texts_by_window[window]))
@@ -168,12 +166,12 @@ class PromptIndex:
         matches = {text for text in (*question.texts, *question.parts) if text in self._prompts_by_text}
         if self._long_texts:
             for text in filter(_is_long, question.texts):
-                matches.update(self._contained_in(text))
+                matches.update(self._prompts_inside(text))
             for text in filter(_is_long, {*question.texts, *question.turns}):
-                matches.update(self._containing(text))
+                matches.update(self._prompts_around(text))
         return {prompt_index for text in matches for prompt_index in self._prompts_by_text[text]}
 
-    def _contained_in(self, text: str) -> Iterator[str]:
+    def _prompts_inside(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
         padded_text = f" {text} "
         for window in {window for window in _window_hashes(text) if window in self._texts_by_rarest_window}:
@@ -181,7 +179,7 @@ class PromptIndex:
                 if f" {self._long_texts[index]} " in padded_text:
                     yield self._long_texts[index]
 
-    def _containing(self, text: str) -> Iterator[str]:
+    def _prompts_around(self, text: str) -> Iterator[str]:
         """Yields the prompts that contain a shorter text, unless it lies in the words that begin or end all prompts."""
         windows = _window_hashes(text)
         if not all(window in self._texts_by_window for window in windows):
@@ -218,14 +216,14 @@ def find_overlap(
         prompts: Rows with the column `prompt`.
         rows: Rows as a stage reads them.
     """
-    index_of_prompts = PromptIndex(_question_rows(prompts))
-    common, with_prompt, is_complete = set[int](), set[int](), True
-    for index, row in enumerate(_question_rows(rows)):
-        if matches := index_of_prompts.find_in(row):
-            common |= matches
-            with_prompt.add(index)
-        is_complete = is_complete and (index_of_prompts.has_only_long_prompts or _extract_question(row).has_prompt)
-    return Overlap(common, with_prompt, is_complete)
+    prompt_index = PromptIndex(_question_rows(prompts))
+    common_prompts, common_rows, is_complete = set[int](), set[int](), True
+    for row_index, row in enumerate(_question_rows(rows)):
+        if matches := prompt_index.find_in(row):
+            common_prompts |= matches
+            common_rows.add(row_index)
+        is_complete = is_complete and (prompt_index.has_only_long_prompts or _extract_question(row).has_prompt)
+    return Overlap(common_prompts, common_rows, is_complete)
 
 
 def drop_question_column(rows: Dataset) -> Dataset:

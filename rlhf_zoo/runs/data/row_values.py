@@ -35,7 +35,7 @@ def check_values(rows: Dataset, form: str, *, text_column: str, subject: str) ->
 
     names = set(rows.column_names)
     for name in _columns_to_read(names, form, text_column):
-        kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text_column else [TEXT, CONVERSATION]
+        kinds = {text_column: [TEXT], "messages": [CONVERSATION]}.get(name, [TEXT, CONVERSATION])
         _check_kind(rows, name, kinds, subject=subject)
         # Arrow checks the whole column at once, so values are read one by one only if one of them may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
@@ -71,7 +71,7 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
         raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected}: convert it.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _has_conversation_type(rows, name)):
         return
-    first_index_and_kind = None
+    first_index, first_kind = 0, ""
     for index, value in enumerate(rows[name]):
         if value is None:
             continue
@@ -81,8 +81,8 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
                 f"Row {index} of {subject} has a {kind} in the column {name!r}, which may have {expected}: "
                 f"{_fix(name, kind)}."
             )
-        first_index_and_kind = first_index_and_kind or (index, kind)
-        first_index, first_kind = first_index_and_kind
+        if not first_kind:
+            first_index, first_kind = index, kind
         if kind != first_kind:
             raise ZooError(
                 f"Row {index} of {subject} has a {kind}, and row {first_index} a {first_kind}, in the column {name!r}: "

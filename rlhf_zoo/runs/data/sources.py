@@ -85,11 +85,11 @@ class DataSource:
             if (cache := _folder_cache(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
-                loaded = data.load(configuration, split, **options)
+                rows = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
-                loaded = self._load_all_rows(data.make_builder(configuration, split, **options), split, options, error)
-        require_columns(loaded, columns, subject=f"{label},")
-        return loaded
+                rows = self._load_all_rows(data.make_builder(configuration, split, **options), split, options, error)
+        require_columns(rows, columns, subject=f"{label},")
+        return rows
 
     def _load_all_rows(
         self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
@@ -218,8 +218,8 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
         Keywords for calls of `datasets`.
     """
     config, settings = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-    before = {name: getattr(config, name) for name in settings}
-    is_another_hub = hub.endpoint not in (None, before["HF_ENDPOINT"])
+    old_values = {name: getattr(config, name) for name in settings}
+    is_another_hub = hub.endpoint not in (None, old_values["HF_ENDPOINT"])
     if is_another_hub:
         config.HF_ENDPOINT = hub.endpoint
     if is_another_hub or hub.offline:
@@ -230,7 +230,7 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
             options["cache_dir"] = str(hub.data_cache)
         yield options
     finally:
-        for name, value in before.items():
+        for name, value in old_values.items():
             setattr(config, name, value)
 
 
@@ -285,11 +285,11 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
             f"The data set {name}", candidate, "check its name.", repo=name, repo_type="dataset"
         ):
             info = candidate.api().dataset_info(name, revision=revision)
-            entry: dict[str, Any] = {"repo": name, "commit": info.sha}
+            lineage: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
                 path = candidate.file(name, BENCHMARK_FILE, repo_type="dataset", revision=info.sha)
-                entry["benchmark"] = _read_benchmark(path)
-            return entry
+                lineage["benchmark"] = _read_benchmark(path)
+            return lineage
 
     try:
         origin, lineage = try_hub_then_source(name, hub, query)

@@ -237,8 +237,8 @@ def align_answers(row: Mapping[str, Any]) -> dict[str, Any]:
     answers = {name: row[name] for name in _ANSWER_COLUMNS if name in row}
     if is_conversation(prompt):
         texts = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
-        without_prompt = {name: answer[len(prompt) :] for name, answer in answers.items() if _repeats(prompt, answer)}
-        return without_prompt | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+        continuations = {name: answer[len(prompt) :] for name, answer in answers.items() if _repeats(prompt, answer)}
+        return continuations | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
     completion: Any = row.get("completion")
     includes_prompt = is_conversation(completion) and len(completion) > 1 and first_role(completion) != "assistant"
     if isinstance(prompt, str) and includes_prompt:

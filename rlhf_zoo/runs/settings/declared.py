@@ -18,8 +18,8 @@ RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_to
 #: resuming and publishing.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
-#: Key -> how the message ends for a stage that does not accept it, instead of "not supported".
-REFUSED = {
+#: Key -> the end of the message for a stage that refuses it, instead of "not supported".
+REFUSAL_TEXTS = {
     "auto_find_batch_size": "refused, because it would train with a different batch size than the run records: set "
     "per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
     "gguf_file": "not supported by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
@@ -58,7 +58,7 @@ class DeclaredKey:
     is_own: bool = False
 
     @property
-    def resolved_type(self) -> Any:
+    def type_hint(self) -> Any:
         """The type, if the annotation is in `_TYPES` or names an enumeration of transformers; None otherwise."""
         return _TYPES.get(self.annotation) or _enum_type(self.annotation)
 
@@ -73,12 +73,11 @@ def declared_keys(stage: str) -> Mapping[str, DeclaredKey]:
     Returns:
         Name -> declaration.
     """
-    registered = STAGES[stage]
-    classes = (registered.arguments, registered.trainer, "trl:ModelConfig", registered.release)
+    classes = (STAGES[stage].arguments, STAGES[stage].trainer, "trl:ModelConfig", STAGES[stage].release)
     keys = {name: key for reference in classes for name, key in _declared_fields(reference).items()}
-    refused = refused_keys(stage).union(RUN_KEYS)
+    excluded = refused_keys(stage).union(RUN_KEYS)
     return {
-        name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused
+        name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in excluded
     }
 
 
@@ -117,7 +116,7 @@ def refused_keys(stage: str) -> frozenset[str]:
     Args:
         stage: Name of the stage.
     """
-    return frozenset({*SCRIPT_KEYS, *REFUSED, *_declared_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
+    return frozenset({*SCRIPT_KEYS, *REFUSAL_TEXTS, *_declared_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 
 
 @functools.cache
@@ -150,7 +149,7 @@ def _declared_fields(reference: str) -> dict[str, DeclaredKey]:
         if isinstance(base, ast.Name):
             fields |= _declared_fields(f"{_module_of(base.id, path, tree)}:{base.id}")
     # If branches of the class body assign a name several values, the last one counts.
-    assigned = {
+    assigned_values = {
         entry.targets[0].id: entry.value
         for entry in ast.walk(node)
         if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
@@ -158,7 +157,7 @@ def _declared_fields(reference: str) -> dict[str, DeclaredKey]:
     for entry in node.body:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
-        if (key := _declaration(entry, assigned)) is not None:
+        if (key := _declaration(entry, assigned_values)) is not None:
             fields[entry.target.id] = replace(key, is_own=is_own)
     return fields
 
@@ -197,7 +196,7 @@ def _module_name(path: Path) -> str:
     return ".".join(parts)
 
 
-def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> DeclaredKey | None:
+def _declaration(entry: ast.AnnAssign, assigned_values: Mapping[str, ast.expr]) -> DeclaredKey | None:
     """Returns a field's declaration; None if the constructor does not take the field."""
     annotation = ast.unparse(entry.annotation).strip("'\"")
     if annotation.startswith("ClassVar"):
@@ -212,7 +211,7 @@ def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Decl
         return None
     default = field_arguments.get("default")
     if isinstance(default, ast.Name):
-        default = assigned.get(default.id, default)
+        default = assigned_values.get(default.id, default)
     metadata = dict(_dict_items(field_arguments.get("metadata")))
     return DeclaredKey(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fields import option
-from .values import checked_keys, type_hints
+from .values import convert_keys, type_hints
 
 #: The package that runs the tasks of the key `lm_eval`.
 HARNESS = "lm_eval"
@@ -168,7 +168,7 @@ class EvaluationConfig:
         Raises:
             ZooError: A key is unknown or has the wrong type.
         """
-        values = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", subject="labeled texts")
+        values = convert_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", subject="labeled texts")
         return LabeledArguments(**values)
 
     @property
@@ -180,10 +180,8 @@ class EvaluationConfig:
         """
         if not self.own_pairs:
             return None
-        values = checked_keys(
-            self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", subject="own pairs"
-        )
-        return OwnPairsArguments(**values)
+        hints = type_hints(OwnPairsArguments)
+        return OwnPairsArguments(**convert_keys(self.own_pairs, hints, "evaluation.own_pairs", subject="own pairs"))
 
     @property
     def reference_arguments(self) -> ReferenceArguments | None:
@@ -194,7 +192,7 @@ class EvaluationConfig:
         """
         if not self.reference:
             return None
-        values = checked_keys(
+        values = convert_keys(
             self.reference, type_hints(ReferenceArguments), "evaluation.reference", subject="reference answers"
         )
         return ReferenceArguments(**values)
@@ -203,7 +201,7 @@ class EvaluationConfig:
     def judge_names(self) -> list[str]:
         """The names of all judges, the headline judge first.
 
-        If `judge` is None, the first name is "classifier", even if `runs.judge.with_judge` would choose another judge.
+        If `judge` is None, the first name is "classifier", even if `runs.judge.choose_judge` would choose another.
         """
         return [self.judge or "classifier", *self.judges]
 
@@ -227,7 +225,7 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
     Raises:
         ZooError: A key is unknown or has the wrong type.
     """
-    return LLMConfig(**checked_keys(keys, type_hints(LLMConfig), where, subject="an LLM judge"))
+    return LLMConfig(**convert_keys(keys, type_hints(LLMConfig), where, subject="an LLM judge"))
 
 
 def check_harness() -> None:

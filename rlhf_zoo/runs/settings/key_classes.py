@@ -20,7 +20,7 @@ from ...hub.client.downloads import RECIPE_MARK
 from ...hub.client.links import find_outward_link, is_inside
 from ...plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipe import Recipe
-from ..registry import LORA, QUANTIZATION, is_member
+from ..registry import LORA, QUANTIZATION, is_ensemble_member
 from ..trusted_names import LOADERS, holds_only_numbers, may_import, may_use_judge
 
 log = logging.getLogger(__name__)
@@ -188,20 +188,21 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
     """
     if recipe.download_mark is None:
         return dict(keys)
-    effective = without_machine_keys(keys)
-    if ignored := tuple(sorted(name for name in keys.keys() - effective.keys() if keys[name] is not None)):
-        _warn_ignored(recipe.yaml_file(stage), stage, ignored)
-    return effective
+    remaining_keys = without_machine_keys(keys)
+    ignored_names = tuple(sorted(name for name in keys.keys() - remaining_keys.keys() if keys[name] is not None))
+    if ignored_names:
+        _warn_of_ignored_keys(recipe.yaml_file(stage), stage, ignored_names)
+    return remaining_keys
 
 
 @cache
-def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
+def _warn_of_ignored_keys(file: Path, stage: str, names: tuple[str, ...]) -> None:
     log.warning(
         "%s was downloaded, so its %s ignored: configure your own machine and account by flags such as --%s.%s.",
         file,
-        f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'}",
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}",
         stage,
-        ignored[0],
+        names[0],
     )
 
 
@@ -269,15 +270,16 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         kind = kinds[key]
         names = [str(item) for item in (value if isinstance(value, list) else [value])]
         if kind is Kind.OBJECT:
-            forbidden = [name for name in names if not may_import(name, GROUPS[key])]
+            forbidden_names = [name for name in names if not may_import(name, GROUPS[key])]
         elif file == "evaluation":
             judges = [name for name in names if not may_use_judge(name)] if key in ("judge", "judges") else []
             tasks = names if key == "lm_eval" else []
-            forbidden = judges or [name for name in tasks if not _TASK_NAME.fullmatch(name) or Path(name).exists()]
+            tasks = [name for name in tasks if not _TASK_NAME.fullmatch(name) or Path(name).exists()]
+            forbidden_names = judges or tasks
         else:
-            forbidden = names if kind is Kind.REFUSED and value else []
-        if forbidden:
-            raise ZooError(f"{where} sets {key}: {forbidden[0]}, which may load code or cost money: {fix}.")
+            forbidden_names = names if kind is Kind.REFUSED and value else []
+        if forbidden_names:
+            raise ZooError(f"{where} sets {key}: {forbidden_names[0]}, which may load code or cost money: {fix}.")
         for name in _named_sources(recipe, file, key, value):
             if not _may_name_source(recipe, key, name):
                 key_path = f"{key} under evaluation" if file == "evaluation" else key
@@ -307,7 +309,9 @@ def _named_sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]
     names = value if isinstance(value, list) else [value]
     if file != "ppo" or key == "dataset_name":
         return names
-    return [name for name in names if not (isinstance(name, str) and (name in recipe.stages or is_member(name)))]
+    return [
+        name for name in names if not (isinstance(name, str) and (name in recipe.stages or is_ensemble_member(name)))
+    ]
 
 
 def _may_name_source(recipe: Recipe, key: str, name: Any) -> bool:
@@ -320,12 +324,12 @@ def _may_name_source(recipe: Recipe, key: str, name: Any) -> bool:
     if key in _EVALUATION_DATA_KEYS:
         paths.insert(0, recipe.folder / name)
     folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
-    existing = [path for path in paths if os.path.lexists(path)]
-    if not existing:
+    existing_paths = [path for path in paths if os.path.lexists(path)]
+    if not existing_paths:
         return hub_id(repo) is not None
     return all(
         any(is_inside(path, folder) for folder in folders) and find_outward_link(path, include_hidden=True) is None
-        for path in existing
+        for path in existing_paths
     )
 
 
@@ -374,11 +378,11 @@ def check_architecture(fields: Any, *, where: str) -> None:
     """
     if not isinstance(fields, Mapping):
         return
-    declared = _word_fields(fields.get("model_type"))
+    word_fields = _word_fields(fields.get("model_type"))
     for name, value in fields.items():
         harmful_key = _harmful_key(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
-        is_harmless = holds_only_numbers(value) or (name in declared and harmful_key is None)
+        is_harmless = holds_only_numbers(value) or (name in word_fields and harmful_key is None)
         if is_number or (is_harmless and not _CODE_FIELD.search(name)):
             continue
         path = f"{name}.{harmful_key}" if harmful_key else name

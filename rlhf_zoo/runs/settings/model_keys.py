@@ -34,9 +34,9 @@ def check_model(model: Any, stage: str, *, critic: str | None = None, is_sharded
             "run: set one that transformers has, such as sdpa, eager or flash_attention_2."
         )
     if (model.load_in_4bit or model.load_in_8bit) and not model.use_peft:
-        bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
+        key = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
         raise ZooError(
-            f"{bits} {stage_text} needs use_peft: quantized weights cannot be trained, only an adapter on them."
+            f"{key} {stage_text} needs use_peft: quantized weights cannot be trained, only an adapter on them."
         )
     if (model.load_in_4bit or model.load_in_8bit) and critic == "policy":
         raise ZooError(

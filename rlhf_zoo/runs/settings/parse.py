@@ -22,7 +22,7 @@ from .declared import RUN_KEYS, declared_keys, refused_keys
 from .evaluation import EvaluationConfig
 from .key_classes import check_download, effective_keys
 from .model_keys import check_model
-from .values import checked_keys, type_hints
+from .values import convert_keys, type_hints
 
 #: Keys that may name a GGUF file. In a run's settings, they name the folder into which the file is unpacked.
 _GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
@@ -162,8 +162,8 @@ class StageSettings:
 def _dataclasses(stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig
 
-    registered = STAGES[stage]
-    return registered.load("arguments"), registered.load("trainer"), ModelConfig, registered.load("release")
+    load = STAGES[stage].load
+    return load("arguments"), load("trainer"), ModelConfig, load("release")
 
 
 def import_dataclasses() -> None:
@@ -225,14 +225,14 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     check_download(recipe, "recipe", shared, flags or {})
     check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
-    checked = checked_keys(shared, hints, source, subject="recipe.yaml")
-    checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
-    checked |= _recipe_flags(flags or {})
-    if "description" not in checked:
+    values = convert_keys(shared, hints, source, subject="recipe.yaml")
+    values |= convert_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, source)
+    values |= _recipe_flags(flags or {})
+    if "description" not in values:
         raise ZooError(f"{source} has no description: describe in one line what the recipe trains.")
-    shared = {name: value for name, value in checked.items() if name in hints}
-    values = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
-    evaluation_config = EvaluationConfig(**values)
+    shared = {name: value for name, value in values.items() if name in hints}
+    evaluation = {name.removeprefix("evaluation."): value for name, value in values.items() if name in nested_hints}
+    evaluation_config = EvaluationConfig(**evaluation)
     # These properties check their keys. Read them now, before anything is trained.
     _ = (
         evaluation_config.llm_settings,
@@ -252,7 +252,7 @@ def _recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in flags:
         if name not in all_hints and name not in ("env", *RUN_KEYS):
             raise ZooError(f"--{name} is not a key of recipe.yaml{_suggest_flag(name, all_hints)}")
-    return checked_keys(flags, all_hints, "the command's flags", flag="--")
+    return convert_keys(flags, all_hints, "the command's flags", flag="--")
 
 
 def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -297,9 +297,9 @@ def stage_settings(
     stage_text, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
     file = str(recipe.yaml_file(stage))
-    resolved = checked_keys(recipe.stages[stage], hints, file, subject=stage_text, refused=refused)
+    resolved = convert_keys(recipe.stages[stage], hints, file, subject=stage_text, refused=refused)
     resolved = effective_keys(recipe, stage, resolved)
-    resolved |= checked_keys(
+    resolved |= convert_keys(
         flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
     )
     resolved |= {key: unpack_if_gguf(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
@@ -307,8 +307,8 @@ def stage_settings(
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
     # The description and the evaluation do not affect what a stage learns, so its fingerprint leaves them out.
-    fingerprinted = dataclasses.asdict(shared)
-    del fingerprinted["description"], fingerprinted["evaluation"]
+    recipe_keys_in_fingerprint = dataclasses.asdict(shared)
+    del recipe_keys_in_fingerprint["description"], recipe_keys_in_fingerprint["evaluation"]
     arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
     for name in arguments:  # torch's Adam refuses an integer β; *_steps of 1 or more must stay integers
         if hints[name] is float and not name.endswith("_steps"):
@@ -333,10 +333,11 @@ def stage_settings(
     check_model(model, stage, critic=getattr(trainer, "critic", None), is_sharded=bool(arguments.get("fsdp2")))
     check_combinations(stage, data, trainer, model, release)
     limit = resolved.get("save_total_limit")
+    resolved["recipe"] = recipe_keys_in_fingerprint
     # A run may be resumed with other values of these keys, so its fingerprint leaves them out.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         resolved.pop(name, None)
-    return StageSettings(stage, shared, data, trainer, model, release, limit, {**resolved, "recipe": fingerprinted})
+    return StageSettings(stage, shared, data, trainer, model, release, limit, resolved)
 
 
 def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
@@ -393,12 +394,12 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
         ZooError: A value has the wrong type.
     """
     declared = declared_keys(stage)
-    recorded = {name: resolved[name] for name in names if name in resolved}
-    hints = {name: declared[name].resolved_type for name in names}
+    values = {name: resolved[name] for name in names if name in resolved}
+    hints = {name: declared[name].type_hint for name in names}
     if None in hints.values():  # this type needs trl or transformers, whose import takes seconds
         hints = {name: stage_keys(stage)[name][0] for name in names}
-    typed_values = checked_keys(recorded, hints, where, subject=f"the stage {stage}")
-    return {name: declared[name].default for name in names} | typed_values
+    values = convert_keys(values, hints, where, subject=f"the stage {stage}")
+    return {name: declared[name].default for name in names} | values
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:
@@ -431,15 +432,15 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         ZooError: A word belongs to no flag, or a flag is set twice.
     """
     flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
-    pending: list[str] = list(arguments)
-    while pending:
-        word = pending.pop(0)
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
         if not word.startswith("--") or len(word) == 2:
             raise ZooError(f"{word!r} belongs to no flag: write --key value.")
         name, equals, value = word[2:].partition("=")
         values = [value] if equals else []
-        while not equals and pending and not pending[0].startswith("--"):
-            values.append(pending.pop(0))
+        while not equals and words and not words[0].startswith("--"):
+            values.append(words.pop(0))
         stage, dot, stage_key = name.partition(".")
         group, key = (stage, stage_key) if dot and stage in STAGES else ("", name)
         key = key.replace("-", "_")

@@ -16,7 +16,7 @@ from ...fields import check_limits
 from ...fileio import BadYAML, load_yaml
 from ...modeling.remote_code import TRUST_CODE_FLAG
 from ...plugins import did_you_mean
-from .declared import REFUSED, RUN_KEYS
+from .declared import REFUSAL_TEXTS, RUN_KEYS
 
 _MAX_DEPTH = 64
 _MAX_REPR_LENGTH = 200
@@ -46,7 +46,7 @@ def coerce(value: Any, hint: Any) -> Any:
             return None
         if str in members and isinstance(value, str) and "," not in value and not value.startswith("["):
             members = tuple(member for member in members if typing.get_origin(member) is not list)
-        expected = []
+        expectations = []
         # Text comes last, so that a flag's "3" for `int | str` becomes a number.
         for member in sorted((kind for kind in members if kind is not type(None)), key=lambda kind: kind is str):
             try:
@@ -54,8 +54,8 @@ def coerce(value: Any, hint: Any) -> Any:
             except BadLiteral:
                 raise
             except ValueError as error:
-                expected.append(str(error))
-        raise ValueError(" or ".join(dict.fromkeys(expected)))
+                expectations.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(expectations)))
     if origin is typing.Literal:
         choices = typing.get_args(hint)
         if value in choices:
@@ -255,11 +255,11 @@ def type_hints(kind: type) -> Mapping[str, Any]:
     Args:
         kind: The dataclass.
     """
-    resolved = typing.get_type_hints(kind)
-    return {entry.name: resolved[entry.name] for entry in dataclasses.fields(kind) if entry.init}
+    hints = typing.get_type_hints(kind)
+    return {entry.name: hints[entry.name] for entry in dataclasses.fields(kind) if entry.init}
 
 
-def checked_keys(
+def convert_keys(
     values: Mapping[str, Any],
     hints: Mapping[str, Any],
     where: str,
@@ -304,8 +304,8 @@ def checked_keys(
                 f"{problem} not allowed in a recipe, which may be downloaded: remove it, and pass {TRUST_CODE_FLAG} to "
                 "the commands that load the model."
             )
-        if name in refused and name in REFUSED:
-            raise ZooError(f"{problem} {REFUSED[name]}.")
+        if name in refused and name in REFUSAL_TEXTS:
+            raise ZooError(f"{problem} {REFUSAL_TEXTS[name]}.")
         if name in refused:
             raise ZooError(f"{problem} not supported by {subject}: remove it.")
         if name not in hints:

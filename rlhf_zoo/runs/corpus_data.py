@@ -51,8 +51,8 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
             raise
         refresh = True
     if refresh or record.read().get("status") != "finished":
-        started = time.monotonic()
-        prepared = _prepare_corpus(shared, context.hub)
+        start_time = time.monotonic()
+        configurations = _prepare_corpus(shared, context.hub)
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
@@ -63,11 +63,11 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
             about=asdict(shared),
             command=context.command,
         )
-        for configuration, splits in prepared.items():
+        for configuration, splits in configurations.items():
             write_configuration(record.path, configuration, splits)
-        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+        write_text(record.path / "README.md", _card(record.read(), _splits_by_configuration(split_files(record.path))))
         files = configuration_digests(record.path)
-        record.write(status="finished", files=files, seconds=time.monotonic() - started, finished=now())
+        record.write(status="finished", files=files, seconds=time.monotonic() - start_time, finished=now())
     return _open_prepared(context)
 
 
@@ -77,7 +77,7 @@ def configuration_digests(folder: Path) -> dict[str, str]:
     Args:
         folder: The data's folder.
     """
-    return {name: digest(folder / name, ".jsonl") for name in _configurations(split_files(folder))}
+    return {name: digest(folder / name, ".jsonl") for name in _splits_by_configuration(split_files(folder))}
 
 
 def _check_digests(context: RunContext) -> None:
@@ -110,22 +110,22 @@ def _prepare_corpus(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str,
         raise ZooError(
             f"corpus_args does not fit {shared.corpus} ({error}): see the arguments in its docstring."
         ) from error
-    prepared = prepare(_corpus_location(shared, hub), seed=shared.seed, **shared.corpus_args)
-    for configuration, splits in prepared.items():
+    configurations = prepare(_corpus_location(shared, hub), seed=shared.seed, **shared.corpus_args)
+    for configuration, splits in configurations.items():
         for split, rows in splits.items():
             if not rows:
                 raise ZooError(
                     f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
                     "add more text."
                 )
-    return prepared
+    return configurations
 
 
 def _corpus_location(shared: RecipeConfig, hub: Hub) -> str | None:
     """Returns the name or folder of the data set that a corpus's function reads.
 
-    A corpus's function does not know the run's Hubs. So a data set that comes from the source Hub is downloaded first.
-    A name that no Hub has is returned unchanged, because the function itself may understand it.
+    The function does not know the run's Hubs, so a data set from the source Hub is downloaded first. A name that no Hub
+    has is returned unchanged, because the function may understand it.
     """
     name = shared.dataset_name
     if hub.source_hub is None or name is None or not hub_id(name) or Path(name).exists():
@@ -155,7 +155,7 @@ def add_preferences(context: RunContext, splits: Mapping[str, Iterable[Mapping]]
     files.pop(name, None)
     record.write(files=files)  # if the process is killed after this, no outdated digest remains
     write_configuration(record.path, name, splits)
-    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
+    write_text(record.path / "README.md", _card(record.read(), _splits_by_configuration(split_files(record.path))))
     record.write(files={**files, name: configuration_digests(record.path)[name]})
     return _open_prepared(context)
 
@@ -182,13 +182,13 @@ def split_files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
 
 
-def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
+def _splits_by_configuration(names: Iterable[str]) -> dict[str, list[str]]:
     """Returns configuration -> splits for files named CONFIGURATION/SPLIT.jsonl."""
-    splits_by_name: dict[str, list[str]] = {}
+    splits: dict[str, list[str]] = {}
     for path in sorted(map(PurePosixPath, names)):
         if path.suffix == ".jsonl" and len(path.parts) == 2:
-            splits_by_name.setdefault(path.parts[0], []).append(path.stem)
-    return splits_by_name
+            splits.setdefault(path.parts[0], []).append(path.stem)
+    return splits
 
 
 def card_head(shared: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
@@ -245,12 +245,12 @@ def _open_prepared(context: RunContext) -> DataSource:
     document = context.record("data").read()
     lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
     repo = document.get("repo")
-    if context.publish and repo and not pending_data(context):
+    if context.publish and repo and not has_pending_data(context):
         lineage |= {"repo": repo["id"], "commit": repo["commit"], "hub": repo["hub"]}
     return DataSource(str(context.record("data").path), None, lineage)
 
 
-def pending_data(context: RunContext) -> bool:
+def has_pending_data(context: RunContext) -> bool:
     """Whether the Hub lacks the corpus data of the run directory, or has an older version of them.
 
     Args:
@@ -303,15 +303,15 @@ def _send_folder(context: RunContext, folder: Path) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        present_files = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
+        files_on_hub = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
     except RepositoryNotFoundError:
-        present_files = []
+        files_on_hub = []
     with tempfile.TemporaryDirectory() as staging:
         for name in split_files(folder):
             target = Path(staging) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
-        configurations = _configurations({*present_files, *split_files(folder)})
+        configurations = _splits_by_configuration({*files_on_hub, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(staging) / "README.md").write_text(card, encoding="utf-8")
         return publish_files(
