@@ -150,10 +150,12 @@ def read_flags(
         hints = {key: declared.type_hint for key, declared in declared_keys(name).items()}
         subject, refused = f"the stage {name}", refused_keys(name)
         prefix = "" if name == stage else f"{name}."
-        convert_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
+        convert_keys(
+            flags[name], hints, "the command's flags", subject=subject, refused_names=refused, flag=f"--{prefix}"
+        )
         if name in loaded_recipe.stages and (reads_all_stages or stage == name):
             source = str(loaded_recipe.yaml_file(name))
-            convert_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused=refused)
+            convert_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused_names=refused)
     if check_names and "ppo" in loaded_recipe.stages and (reads_all_stages or stage == "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)

@@ -112,9 +112,9 @@ def push(
     ) as (context, publisher):
         assert publisher is not None
         if base is not None:
-            from ..publishing.adapters import name_base
+            from ..publishing.adapters import record_base_repository
 
-            name_base(context, [folder.name for folder in folders], base)
+            record_base_repository(context, [folder.name for folder in folders], base)
         publisher.drain()
         for folder in folders:
             repo = StageRecord(folder).read().get("repo") or {}

@@ -182,7 +182,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     for key, text in texts.items():
         for item in coerce(text, list[str]):
             value = {key: item.strip()}
-            value = convert_keys(value, hints, "--grid", subject="the stage ppo", refused=refused, flag="--grid ")
+            value = convert_keys(value, hints, "--grid", subject="the stage ppo", refused_names=refused, flag="--grid ")
             if value[key] not in grid.setdefault(key, []):
                 grid[key].append(value[key])
     return grid

@@ -39,6 +39,7 @@ def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentChec
         check_planned_base(context, stage)
         return
     base = parents["sft"]
+    # Only a checkpoint of the run's own SFT stage has such a path.
     is_own_sft = str(base.lineage.get("path")).startswith("checkpoint-")
     will_be_published = is_own_sft and context.record("sft").read().get("publish")
     if not base.lineage.get("repo") and not will_be_published:
@@ -98,7 +99,7 @@ def _local_base(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `name_base` recorded a repository for the model in a folder, in a run that goes to this Hub."""
+    """Whether `record_base_repository` recorded a repository for the model in a folder, while publishing this run on this Hub."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
@@ -128,7 +129,7 @@ def reason_not_to_publish(context: RunContext) -> str | None:
     return None
 
 
-def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
+def record_base_repository(context: RunContext, stages: Sequence[str], name: str) -> None:
     """Records the repository of a local model that is the base of a run's adapters.
 
     Args:
@@ -215,8 +216,8 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
     if settings.get("push_critic", True) is False:
         overrides = {name: None for name in files if name.startswith(f"{CRITIC}/")}
     if (dtype := settings.get("push_dtype")) is not None:
-        remaining = {name: path for name, path in files.items() if name not in overrides}
-        overrides |= write_rounded(remaining, dtype, folder)
+        remaining_files = {name: path for name, path in files.items() if name not in overrides}
+        overrides |= write_rounded(remaining_files, dtype, folder)
     configs = _write_adapter_configs(context, document, checkpoint, folder)
     return {**overrides, **{name: folder / name for name in configs if name not in overrides}}
 

@@ -189,13 +189,13 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
     label_lines(reward_axes, [("reward", LEGIBLE_BLUE), ("judge" + " (right)" * separate_scales, LEGIBLE_GREEN)])
     policy_title = initial_policy.removeprefix("the ")
     label_lines(kl_axes, [(f"KL to {policy_title}, nats", LEGIBLE_ORANGE)])
-    recommended = trajectory.get("recommended")
-    if recommended is not None:
+    recommended_step = trajectory.get("recommended")
+    if recommended_step is not None:
         for axes in (reward_axes, kl_axes):
-            axes.axvline(recommended, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
-        shift, side = (6, "left") if recommended < max(steps) / 2 else (-6, "right")
+            axes.axvline(recommended_step, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
+        shift, side = (6, "left") if recommended_step < max(steps) / 2 else (-6, "right")
         annotate(
-            kl_axes, f"step {recommended}: recommended", (recommended, 0), (shift, 6),
+            kl_axes, f"step {recommended_step}: recommended", (recommended_step, 0), (shift, 6),
             xycoords=("data", "axes fraction"), ha=side,
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:

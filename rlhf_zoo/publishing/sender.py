@@ -265,16 +265,16 @@ class Sender:
     @staticmethod
     def _prune(record: StageRecord) -> None:
         """Deletes the checkpoints that were kept only to be uploaded. Before the evaluation chooses one, keeps all."""
-        protected = checkpoints_to_keep(record)
+        kept_paths = checkpoints_to_keep(record)
         for path in record.checkpoints():
-            if path not in protected:
+            if path not in kept_paths:
                 record.remove_checkpoint(path)
 
     def _release_merged(
         self, record: StageRecord, stage: str, checkpoint: Path, folder: Path, override_folder: Path
     ) -> None:
         """Sends the chosen checkpoint, with its adapter merged and a card of its own, to the branch `merged`."""
-        make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
+        make_card(record.path, out=folder, merged=True, is_trusted=_is_trusted(record))
         check_integrity(checkpoint / MERGED_MODEL)
         context = self._context
         commit = publish_on_branch(
@@ -361,10 +361,10 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
         stage: Name of the stage.
         step: Step of the checkpoint; later metrics are left out. None for the end of the run.
     """
-    trusted = _is_trusted(record)
-    make_card(record.path, out=folder, step=step, trusted=trusted)
+    is_trusted = _is_trusted(record)
+    make_card(record.path, out=folder, step=step, is_trusted=is_trusted)
     card_record = StageRecord(folder)
-    if trusted and record.metrics_file.exists():
+    if is_trusted and record.metrics_file.exists():
         shutil.copy(record.metrics_file, card_record.metrics_file)
         if step is not None:
             card_record.truncate_metrics(step)

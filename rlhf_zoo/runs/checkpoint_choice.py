@@ -243,15 +243,15 @@ def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: An
     return {*steps[-1:], *([best[0]] if best else [])}
 
 
-def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> None:
+def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected_steps: Collection[int]) -> None:
     """Deletes the oldest checkpoints until at most `keep` are left.
 
     Args:
         record: The stage's directory.
         keep: How many checkpoints to keep; None or 0 keeps all.
-        protected: Steps whose checkpoints are never deleted, even if more than `keep` checkpoints remain.
+        protected_steps: Steps whose checkpoints are never deleted, even if more than `keep` checkpoints remain.
     """
-    for path in _surplus_checkpoints(record, keep=keep, protected=protected):
+    for path in _surplus_checkpoints(record, keep=keep, protected_steps=protected_steps):
         record.remove_checkpoint(path)
 
 
@@ -281,18 +281,18 @@ def checkpoints_to_keep(record: StageRecord) -> list[Path]:
     if (document.get("chosen") or {}).get("provisional"):
         return paths
     chosen_and_last = (record.chosen_checkpoint(), record.last_checkpoint())
-    protected = {checkpoint_step(path) for path in chosen_and_last if path is not None}
+    protected_steps = {checkpoint_step(path) for path in chosen_and_last if path is not None}
     surplus_paths = _surplus_checkpoints(
-        record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected=protected
+        record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected_steps=protected_steps
     )
     return [path for path in paths if path not in surplus_paths]
 
 
-def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> list[Path]:
+def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected_steps: Collection[int]) -> list[Path]:
     paths = record.checkpoints()
     if not keep:
         return []
-    return [path for path in paths if checkpoint_step(path) not in protected][: max(len(paths) - keep, 0)]
+    return [path for path in paths if checkpoint_step(path) not in protected_steps][: max(len(paths) - keep, 0)]
 
 
 def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool = False) -> Checkpoint:

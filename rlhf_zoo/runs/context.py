@@ -203,22 +203,22 @@ class RunContext:
         suffix = f"-{self.variant}" if self.variant is not None and stage in self.own_stages else ""
         return f"{self.namespace}/{self.recipe.name}{suffix}-{stage}"
 
-    def run_json_header(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    def run_json_header(self, stage: str, status: str, *, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the first fields of a stage's run.json.
 
         Args:
             stage: Name of the stage, or "data".
             status: Status of the stage, such as "running".
             seed: Seed of the stage.
-            resolved: Settings of the stage.
+            settings: Settings of the stage.
         """
         return {
             "stage": stage,
             "recipe": self.recipe.name,
             "status": status,
             "seed": seed,
-            "fingerprint": fingerprint(resolved),
-            "resolved": resolved,
+            "fingerprint": fingerprint(settings),
+            "resolved": settings,
             "versions": environment_info(),
         }
 
@@ -233,12 +233,12 @@ class RunContext:
         """
         return run_id(self.record(stage).path.parent)
 
-    def check_settings_unchanged(self, stage: str, resolved: Mapping[str, Any]) -> None:
+    def check_settings_unchanged(self, stage: str, settings: Mapping[str, Any]) -> None:
         """Checks that a stage's directory has no run with other settings.
 
         Args:
             stage: Name of the stage, or "data".
-            resolved: The settings of the new run.
+            settings: The settings of the new run.
 
         Raises:
             ZooError: The directory has a run with other settings. The message suggests flags for a separate run.
@@ -248,7 +248,7 @@ class RunContext:
         if self.publish:  # a run may have been published under several namespaces, and its record names only the last
             fix += f" and, if this run is already published under {self.namespace}, another --namespace"
         record.check_fingerprint(
-            resolved,
+            settings,
             recipe=self.recipe.name,
             cli_name=self.recipe.cli_name,
             fix=f"{fix}, or start again there with --restart",

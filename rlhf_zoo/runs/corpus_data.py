@@ -41,11 +41,11 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
             not fit the corpus; the corpus leaves a split empty; or the data have changed since they were prepared.
     """
     shared, record = context.shared, context.record("data")
-    resolved = corpus_settings(shared)
+    settings = corpus_settings(shared)
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
         raise ZooError(f"{record.path} has files that do not belong to a run: choose another --output_dir.")
     try:
-        context.check_settings_unchanged("data", resolved)
+        context.check_settings_unchanged("data", settings)
     except ZooError:
         if not context.restart:
             raise
@@ -56,7 +56,7 @@ def corpus_source(context: RunContext, *, refresh: bool) -> DataSource:
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
-            **context.run_json_header("data", "running", seed=shared.seed, resolved=resolved),
+            **context.run_json_header("data", "running", seed=shared.seed, settings=settings),
             parents={},
             hub=context.hub.label,
             repo=None,

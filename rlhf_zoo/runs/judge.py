@@ -76,10 +76,10 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
     pairs = context.settings("reward").data
-    labeled = evaluation_settings(context).labeled_arguments
-    if pairs.simulated_pairs is not None or pairs.dataset_name != labeled.dataset_name:
+    labeled_data = evaluation_settings(context).labeled_arguments
+    if pairs.simulated_pairs is not None or pairs.dataset_name != labeled_data.dataset_name:
         return False
-    corpus = context.shared.corpus if labeled.dataset_name is None else None
+    corpus = context.shared.corpus if labeled_data.dataset_name is None else None
     return corpus is None or not getattr(load_object(corpus, group=CORPORA), "judge_has_other_labels", False)
 
 
@@ -140,8 +140,8 @@ def with_trained_keys(context: RunContext, stage: str) -> RunContext:
         machine_flags = {name: flags[name] for name in machine_keys() if name in flags}
         flags = without_machine_keys(flags)
     if flags:
-        resolved = context.settings(stage).resolved
-        key = first_difference({name: keys.get(name) for name in flags}, {name: resolved.get(name) for name in flags})
+        new_keys = context.settings(stage).resolved
+        key = first_difference({name: keys.get(name) for name in flags}, {name: new_keys.get(name) for name in flags})
         if key is not None:
             raise ZooError(
                 f"{context.record(stage).path} was trained with a different {key} than this command sets: omit the "

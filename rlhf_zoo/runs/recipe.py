@@ -71,8 +71,8 @@ class Recipe:
             The files that exist; if there are none, the path that the recipe's own file would have.
         """
         folders = [folder for folder in (self.base, self.folder) if folder is not None]
-        existing = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
-        return existing or [self.folder / f"{stage}.yaml"]
+        paths = [folder / f"{stage}.yaml" for folder in folders]
+        return [path for path in paths if path.is_file()] or paths[-1:]
 
     def yaml_file(self, stage: str) -> Path:
         """Returns the file in which to correct a stage's keys.
@@ -295,7 +295,7 @@ def _strict_loader(path: Path) -> Any:
 
     date = "tag:yaml.org,2002:timestamp"
 
-    class Strict(yaml.SafeLoader):
+    class StrictLoader(yaml.SafeLoader):
         """Reads dates as text, and refuses repeated keys. YAML would silently keep the last value of a repeated key."""
 
         yaml_implicit_resolvers = {
@@ -317,4 +317,4 @@ def _strict_loader(path: Path) -> Any:
                 keys.add(key)
             return super().construct_mapping(node, deep)
 
-    return Strict
+    return StrictLoader

@@ -55,22 +55,22 @@ def write_complete(folder: Path | str) -> None:
     write_json(folder / COMPLETE, {"schema": SCHEMA, "time": now(), "files": files})
 
 
-def fingerprint(resolved: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of the canonical JSON of resolved settings.
+def fingerprint(settings: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of the canonical JSON of a stage's settings.
 
     The order of keys does not matter, a tuple counts as a list, and 1.0 counts as 1.
 
     Args:
-        resolved: The settings.
+        settings: The settings.
 
     Returns:
         The digest in hex.
     """
-    return hashlib.sha256(canonical_json(resolved).encode()).hexdigest()
+    return hashlib.sha256(canonical_json(settings).encode()).hexdigest()
 
 
 def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    """Returns the first key at which two sets of resolved settings differ.
+    """Returns the first key at which two sets of settings differ.
 
     Args:
         a: Settings.
@@ -205,14 +205,14 @@ class StageRecord:
                 "--output_dir, or use --restart to start again there."
             )
 
-    def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
+    def can_be_replaced(self, settings: Mapping[str, Any], recipe: str) -> bool:
         """Whether the directory has a run of the same recipe with other settings, for which `has_trained` is false.
 
         Args:
-            resolved: The settings of the new run.
+            settings: The settings of the new run.
             recipe: Name of the recipe.
         """
-        document, new_fingerprint = self.read(), fingerprint(resolved)
+        document, new_fingerprint = self.read(), fingerprint(settings)
         has_other_settings = document.get("fingerprint", new_fingerprint) != new_fingerprint
         return has_other_settings and document.get("recipe") == recipe and not self.has_trained
 
@@ -225,7 +225,7 @@ class StageRecord:
 
     def check_fingerprint(
         self,
-        resolved: Mapping[str, Any],
+        settings: Mapping[str, Any],
         *,
         recipe: str | None = None,
         cli_name: str | None = None,
@@ -234,7 +234,7 @@ class StageRecord:
         """Checks that the directory has no run of another recipe or with other settings. An empty directory passes.
 
         Args:
-            resolved: The settings of this run.
+            settings: The settings of this run.
             recipe: Name of the recipe; None does not compare recipes.
             cli_name: The argument RECIPE of a command; None for the recipe's name.
             fix: What to do, for the message.
@@ -246,16 +246,16 @@ class StageRecord:
         document = self.read()
         if recipe is not None:
             self.check_recipe(recipe)
-        if "fingerprint" not in document or document["fingerprint"] == fingerprint(resolved):
+        if "fingerprint" not in document or document["fingerprint"] == fingerprint(settings):
             return
         recorded_settings = document.get("resolved", {})
-        key = first_difference(recorded_settings, resolved)
+        key = first_difference(recorded_settings, settings)
         if key is None:
             raise ZooError(f"{self.run_file} has a fingerprint that does not match its settings: use --restart.")
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
-        old_value, new_value = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(resolved, key))
+        old_value, new_value = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(settings, key))
         raise ZooError(
             f"{self.path} has a run with {key} = {old_value}, and this one has {new_value}: "
             f"{fix}{restart_hint if recipe is not None and stage in STAGES else ''}."

@@ -92,7 +92,7 @@ def test_choose_follows_release_rule(tmp_path):
 )
 def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsent, stay):
     stage = record(tmp_path)
-    delete_old_checkpoints(stage, keep=keep, protected={*unsent, *steps_to_protect(stage, release, trainer())})
+    delete_old_checkpoints(stage, keep=keep, protected_steps={*unsent, *steps_to_protect(stage, release, trainer())})
     assert remaining_steps(stage) == stay
 
 

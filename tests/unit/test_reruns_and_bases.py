@@ -21,7 +21,7 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
 from rlhf_zoo.pipeline.inspect.published import PublishedCheckpoint, recipe_of
 from rlhf_zoo.pipeline.run_recipe import print_headline, run_stage
 from rlhf_zoo.pipeline.stages import ppo
-from rlhf_zoo.publishing.adapters import check_base, check_planned_base, name_base, reason_not_to_publish
+from rlhf_zoo.publishing.adapters import check_base, check_planned_base, reason_not_to_publish, record_base_repository
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import StageRecord
@@ -164,8 +164,8 @@ def test_adapter_on_local_base_publishes_only_when_hub_has_base(tmp_path, thread
         api.create_repo(f"maker/{name}")
         api.upload_file(repo_id=f"maker/{name}", path_in_repo="model.safetensors", path_or_fileobj=weights)
     with pytest.raises(ZooError, match="has other weights than"):
-        name_base(sent, ["ppo"], "maker/other")
-    name_base(sent, ["ppo"], "maker/base")
+        record_base_repository(sent, ["ppo"], "maker/other")
+    record_base_repository(sent, ["ppo"], "maker/base")
     send_all(Sender(sent, stages=("ppo",)))
     there = json.loads(Path(api.hf_hub_download("local/toy-ppo", "adapter_config.json")).read_text())
     commit = api.model_info("maker/base").sha
@@ -177,6 +177,6 @@ def test_adapter_on_local_base_publishes_only_when_hub_has_base(tmp_path, thread
     assert reason_not_to_publish(replace(context, hub=replace(context.hub, endpoint="http://127.0.0.1:9"))), (
         "elsewhere nobody has it"
     )
-    name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
+    record_base_repository(sent, ["ppo"], "maker/base")  # again, for a push to another namespace
     with pytest.raises(ZooError, match="remove --base"):
-        name_base(sent, [], "maker/base")
+        record_base_repository(sent, [], "maker/base")

@@ -47,7 +47,7 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
         hints,
         str(recipe.yaml_file(stage)),
         subject=f"the stage {stage}",
-        refused=refused_keys(stage),
+        refused_names=refused_keys(stage),
     )
     data, release = (
         data_class(**{name: value for name, value in resolved.items() if name in type_hints(data_class)})

@@ -258,7 +258,7 @@ def _write_start(
         if publisher is not None:
             claim_stage_repository(context, stage)  # without the earlier run's tags, whose records are gone now
     record.write(
-        **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
+        **context.run_json_header(stage, "running", seed=settings.trainer.seed, settings=resolved),
         parents={
             role: keep_published_lineage((previous_run.get("parents") or {}).get(role) or {}, lineage)
             for role, lineage in parent_lineages.items()
@@ -477,7 +477,7 @@ def _add_callbacks(
             unpublished_paths = unsent_checkpoints(record, context.repo(settings.stage), hub_label=context.hub.label)
             unsent = {checkpoint_step(path) for path in unpublished_paths}
         protected_steps = unsent | steps_to_protect(record, settings.release, settings.trainer)
-        delete_old_checkpoints(record, keep=settings.save_total_limit, protected=protected_steps)
+        delete_old_checkpoints(record, keep=settings.save_total_limit, protected_steps=protected_steps)
         delete_old_optimizer_states(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)

@@ -44,7 +44,7 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
     """
     if results_file(facts) is None:
         return []
-    figures, main_figure, split, configuration = _stage_figures(facts)
+    figures, main_key, split, configuration = _stage_figures(facts)
     tasks = [
         task["id"]
         for task in (facts.benchmark or {}).get("tasks") or []
@@ -54,13 +54,14 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         and task.get("config") in (None, configuration)
     ]
     other_tasks = [task for task in tasks if task not in figures]
-    keys = {other_tasks[0]: main_figure} if len(other_tasks) == 1 else {}
-    task_figures = [(task, keys.get(task, task)) for task in tasks]
-    return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
+    task_keys = {task: task for task in tasks} | ({other_tasks[0]: main_key} if len(other_tasks) == 1 else {})
+    return [
+        _entry(facts, task, key, figure) for task, key in task_keys.items() if (figure := figures.get(key)) is not None
+    ]
 
 
 def _stage_figures(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
-    """Returns (name -> figure, name of the main figure, split, configuration).
+    """Returns (key -> figure, key of the main figure, split, configuration).
 
     The split is None if the figures cover only a held-out share of it, because a task means the whole split.
     """

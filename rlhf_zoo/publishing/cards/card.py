@@ -65,7 +65,7 @@ def make_card(
     out: Path | str | None = None,
     step: int | None = None,
     merged: bool = False,
-    trusted: bool = True,
+    is_trusted: bool = True,
 ) -> Path:
     """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
@@ -78,7 +78,7 @@ def make_card(
         step: The step to describe; None for the end of the run. Later metrics and checkpoints are left out, and so
             are held-out metrics, because the evaluation measures the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
-        trusted: Whether this user wrote the run or trusts it (see `run_signature`). If not, metrics are left out.
+        is_trusted: Whether this user wrote the run or trusts it (see `run_signature`). If not, metrics are left out.
 
     Returns:
         The path of README.md.
@@ -86,7 +86,7 @@ def make_card(
     Raises:
         ZooError: The directory holds no run of a stage that has a card, or the run has no such step.
     """
-    facts = StageFacts.read(Path(stage_dir), step, merged=merged, trusted=trusted)
+    facts = StageFacts.read(Path(stage_dir), step, merged=merged, is_trusted=is_trusted)
     folder = Path(out) if out is not None else Path(stage_dir)
     card = STAGES[facts.stage].load("card")
     text = _render(facts, card, _draw_plots(facts, card, folder))

@@ -106,10 +106,10 @@ def public_command(command: Any) -> str:
 
 def _public_words(words: Iterable[str]) -> list[str]:
     public: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
+    iterator = iter(words)
+    for word in iterator:
         if word in _OUTPUT_FLAGS:
-            next(remaining, None)
+            next(iterator, None)
         elif word != "--overwrite_repo" and not word.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
@@ -186,7 +186,7 @@ def _pipeline_code(facts: StageFacts, loading_code: str, model_arguments: str) -
     if STAGES[facts.stage].task == "text-classification":
         return (
             f'{loading_code}\nscore = pipeline("text-classification", {model_arguments}, function_to_apply="none")\n'
-            f"{_scored_text(facts)}"
+            f"{_text_code(facts)}"
             'print(score(text)[0]["score"])  # higher is better; only differences count'
         )
     prompt: Any = _short_prompt(facts) or ("Hello!" if facts.is_chat else "The")
@@ -201,12 +201,13 @@ def _pipeline_code(facts: StageFacts, loading_code: str, model_arguments: str) -
     )
 
 
-def _scored_text(facts: StageFacts) -> str:
+def _text_code(facts: StageFacts) -> str:
+    """Returns code that assigns `text`: what a reward model scores, a short prompt with an answer."""
     prompt = _short_prompt(facts) or "A prompt."
     if facts.is_chat:
         turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": "An answer."}]
-        rendered = "text = score.tokenizer.apply_chat_template(turns, tokenize=False)\n"
-        return f"turns = {json.dumps(turns, ensure_ascii=False)}\n{rendered}"
+        rendering = "text = score.tokenizer.apply_chat_template(turns, tokenize=False)\n"
+        return f"turns = {json.dumps(turns, ensure_ascii=False)}\n{rendering}"
     return f"text = {json.dumps(f'{prompt} An answer.', ensure_ascii=False)} + score.tokenizer.eos_token\n"
 
 

@@ -167,17 +167,17 @@ def overlap_with_training(facts: StageFacts) -> str:
     if not isinstance(counts, Mapping):
         return ""
     titles = {stage: title for stage, title in STAGE_NAMES.items() if stage in counts}
-    without_overlap = [title for stage, title in titles.items() if counts[stage] == 0]
-    uncounted = [title for stage, title in titles.items() if not is_finite(counts[stage])]
+    titles_without_overlap = [title for stage, title in titles.items() if counts[stage] == 0]
+    uncounted_titles = [title for stage, title in titles.items() if not is_finite(counts[stage])]
     sentences = [
         f"{title} also trained on **{counts[stage]:,} of them**."
         for stage, title in titles.items()
         if is_finite(counts[stage]) and counts[stage]
     ]
-    if without_overlap:
-        sentences.append(f"{_join(without_overlap, 'and')} never trained on them.")
-    if uncounted:
-        sentences.append(f"It is unknown whether {_join(uncounted, 'or')} trained on them.")
+    if titles_without_overlap:
+        sentences.append(f"{_join(titles_without_overlap, 'and')} never trained on them.")
+    if uncounted_titles:
+        sentences.append(f"It is unknown whether {_join(uncounted_titles, 'or')} trained on them.")
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences)
 
 

@@ -70,13 +70,13 @@ class StageFacts:
         metrics: Rows of its metrics.jsonl, up to `step`.
         step: The described step; None for the end of the run.
         evaluation: The content of ../eval/evaluation.json; {} if there is none, if it is of other weights, if `step`
-            is not None, or if the run is not trusted.
+            is not None, or if the run is not is_trusted.
         samples: Rows of ../eval/samples.jsonl; [] where `evaluation` is {}.
         ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run; None otherwise.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: The content of ../baseline/frontier.json; {} where `evaluation` is {}, or if the baselines belong to
             another evaluation.
-        trusted: Whether this user wrote the run or trusts it. If not, its metrics are not read.
+        is_trusted: Whether this user wrote the run or trusts it. If not, its metrics are not read.
     """
 
     path: Path
@@ -88,17 +88,17 @@ class StageFacts:
     ignored_evaluation: str | None = None
     merged: bool = False
     frontier: Mapping[str, Any] = field(default_factory=dict)
-    trusted: bool = True
+    is_trusted: bool = True
 
     @classmethod
-    def read(cls, path: Path, step: int | None, *, merged: bool = False, trusted: bool = True) -> StageFacts:
+    def read(cls, path: Path, step: int | None, *, merged: bool = False, is_trusted: bool = True) -> StageFacts:
         """Reads a stage's directory.
 
         Args:
             path: The directory.
             step: The last step to read; None for the end of the run.
             merged: Whether to describe the branch `merged`.
-            trusted: Whether to read metrics. If not, the facts are settings, lineage and checkpoints.
+            is_trusted: Whether to read metrics. If not, the facts are settings, lineage and checkpoints.
 
         Raises:
             ZooError: The directory holds no run of a stage that has a card, or the run has no such step.
@@ -109,13 +109,13 @@ class StageFacts:
             raise ZooError(
                 f"{path} holds no run that has a card: name the directory of a stage, such as runs/tiny-world/ppo."
             )
-        rows = record.metrics() if trusted else []
-        if not trusted:
+        rows = record.metrics() if is_trusted else []
+        if not is_trusted:
             run = {key: value for key, value in run.items() if key not in _RUN_METRICS}
             if run.get("chosen"):
                 run["chosen"] = {**run["chosen"], "value": None}
-        if step is None and not trusted:
-            return cls(path, run, rows, None, merged=merged, trusted=False)
+        if step is None and not is_trusted:
+            return cls(path, run, rows, None, merged=merged, is_trusted=False)
         if step is None:
             eval_run = StageRecord(path.parent / "eval").read()
             if ignored_evaluation := describe_foreign_evaluation(record, run, eval_run):
@@ -131,7 +131,7 @@ class StageFacts:
         steps = {row["step"] for row in rows} | steps_on_disk | {*published_commits(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
-        return cls(path, run, [row for row in rows if row["step"] <= step], step, trusted=trusted)
+        return cls(path, run, [row for row in rows if row["step"] <= step], step, is_trusted=is_trusted)
 
     @property
     def stage(self) -> str:
@@ -156,7 +156,7 @@ class StageFacts:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The resolved settings of the stage, without secrets and without folders of outputs, logs and caches."""
+        """The settings of the stage in run.json, without secrets and without folders of outputs, logs and caches."""
         return without_private_keys(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -172,7 +172,7 @@ class StageFacts:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether a program wrote the texts and the preferences."""
+        """Whether a program simulates the preferences."""
         return bool(self.setting("simulated"))
 
     @property
@@ -270,8 +270,8 @@ class StageFacts:
         # A fingerprint that is not recorded does not rule the run out.
         if run and (fingerprint is None or run.get("fingerprint") in (None, fingerprint)):
             return run
-        # For a run that is not trusted, do not read other folders of this machine.
-        parent_folders = self.path.parents[1:3] if self.trusted else []
+        # For a run that is not is_trusted, do not read other folders of this machine.
+        parent_folders = self.path.parents[1:3] if self.is_trusted else []
         parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
         return next((other for other in parent_runs if other and other.get("fingerprint") == fingerprint), {})
 

@@ -44,5 +44,5 @@ def penalty_varies(facts: StageFacts) -> bool:
     Args:
         facts: The facts of the stage.
     """
-    logged = {row["kl_coef"] for row in facts.metrics if row.get("kl_coef") is not None}
-    return facts.setting("kl_target") is not None or len(logged) > 1
+    logged_values = {row["kl_coef"] for row in facts.metrics if row.get("kl_coef") is not None}
+    return facts.setting("kl_target") is not None or len(logged_values) > 1

@@ -106,14 +106,14 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
     first_rows: dict[str, dict[str, Any]] = {}
     for row in rows:
         first_rows.setdefault(row["prompt"], row)
-    selected = {"The first held-out prompts": list(first_rows.values())[:_MAX_FIRST]}
+    samples_by_heading = {"The first held-out prompts": list(first_rows.values())[:_MAX_FIRST]}
     key = "judge" if any(is_finite(row[side].get("judge")) for row in rows) else "reward"
     worst = sorted((row for row in rows if is_finite(row[side].get(key))), key=lambda row: row[side][key])
-    selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_MAX_WORST]
+    samples_by_heading[f"The worst of all {len(rows)}, by the {key}"] = worst[:_MAX_WORST]
     if side == "ppo":
         farthest = sorted((row for row in rows if is_finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
-        selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_MAX_WORST]
-    return {heading: samples for heading, samples in selected.items() if samples}
+        samples_by_heading["The farthest from the SFT policy, by log-ratio"] = farthest[:_MAX_WORST]
+    return {heading: samples for heading, samples in samples_by_heading.items() if samples}
 
 
 def perplexity(loss: Any) -> float | None:

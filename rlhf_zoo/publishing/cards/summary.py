@@ -53,19 +53,20 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         gain = _gain_sentence(facts, facts.estimate("win_rate"))
         text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
         return {"alert": Raw("NOTE"), "text": Raw(text), "fetch": Raw(""), "reasons": Raw("")}
-    last, recommended = trajectory.get("step") or trajectory["checkpoints"][-1]["step"], trajectory.get("recommended")
-    title = "Verdict" if last == facts.described_step else f"Verdict at step {last}"
+    last_step = trajectory.get("step") or trajectory["checkpoints"][-1]["step"]
+    recommended_step = trajectory.get("recommended")
+    title = "Verdict" if last_step == facts.described_step else f"Verdict at step {last_step}"
     shown_verdict, step_verdict = trajectory, trajectory.get("at_recommended")
     # If the card describes the recommended step, the verdict on that step replaces the verdict on the last one.
     if step_verdict and step_verdict["step"] == facts.described_step:
         title, shown_verdict, kind = "Verdict", {**trajectory, **step_verdict}, str(step_verdict["kind"])
     reasons = [_verdict_reason(facts, kind, shown_verdict), _step_reason(facts, trajectory)]
-    if kind in _KINDS_WITHOUT_SIGNS or recommended == facts.described_step:
+    if kind in _KINDS_WITHOUT_SIGNS or recommended_step == facts.described_step:
         reasons.append(counter_evidence(facts))
     return {
         "alert": Raw(_ALERTS.get(kind, "WARNING")),
-        "text": Raw(f"**{title}: {escape(shown_verdict['verdict'])}.** {_advice(facts, kind, recommended)}"),
-        "fetch": _fetch_command(facts, recommended),
+        "text": Raw(f"**{title}: {escape(shown_verdict['verdict'])}.** {_advice(facts, kind, recommended_step)}"),
+        "fetch": _fetch_command(facts, recommended_step),
         "reasons": Raw(" ".join(filter(None, reasons))),
     }
 
@@ -108,27 +109,27 @@ def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any])
     return escape(reason[:1].upper() + reason[1:])
 
 
-def _advice(facts: StageFacts, kind: str, recommended: int | None) -> str:
+def _advice(facts: StageFacts, kind: str, recommended_step: int | None) -> str:
     """Returns a sentence on which checkpoint to use; it ends with a colon if the command that downloads it follows."""
-    if recommended is None:
+    if recommended_step is None:
         return {
             "hacked": "Do not use it.",
             "no gain": f"Use the {facts.initial_policy_title} model.",
             "gain not shown": f"Use the {facts.initial_policy_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
     step = facts.described_step
-    which = "(this page, `main`)" if step == recommended else f"instead of this one, step {step}"
-    return f"Use **step {recommended}** {which}{':' if _fetch_command(facts, recommended) else '.'}"
+    which = "(this page, `main`)" if step == recommended_step else f"instead of this one, step {step}"
+    return f"Use **step {recommended_step}** {which}{':' if _fetch_command(facts, recommended_step) else '.'}"
 
 
 def _step_reason(facts: StageFacts, trajectory: Mapping[str, Any]) -> str:
     """Returns a sentence on why that step is recommended; "" if none is."""
-    step, recommended = facts.described_step, trajectory.get("recommended")
-    if recommended is None:
+    step, recommended_step = facts.described_step, trajectory.get("recommended")
+    if recommended_step is None:
         return ""
-    reason = _recommendation_reason(facts, trajectory, recommended)
+    reason = _recommendation_reason(facts, trajectory, recommended_step)
     sentence = f"{reason[:1].upper()}{reason[1:]}"
-    if step != recommended:
+    if step != recommended_step:
         return f"{sentence}{_judge_means(step, trajectory)}."
     last, step_verdict = trajectory["checkpoints"][-1]["step"], trajectory.get("at_recommended")
     if last == step or not step_verdict:
@@ -148,7 +149,7 @@ def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
     return f" (judge's score {there} there, {here} here, on validation prompts)"
 
 
-def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], recommended: int) -> str:
+def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], recommended_step: int) -> str:
     """Returns why a step is recommended.
 
     The rule: leave out checkpoints with signs of hacking, keep those that the judge rates about as high as the best of
@@ -156,23 +157,25 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
     """
     rows = {row["step"]: row for row in trajectory["checkpoints"]}
     best_step = max(rows.values(), key=lambda row: row["judge"]["value"])["step"]
-    last = trajectory["checkpoints"][-1]["step"]
-    if best_step == recommended:
-        return f"the judge rates step {recommended} highest"
-    explained = trajectory.get("explained") or ()
-    signs = [family for family in rows[best_step].get("fired") or () if family not in explained]
+    last_step = trajectory["checkpoints"][-1]["step"]
+    if best_step == recommended_step:
+        return f"the judge rates step {recommended_step} highest"
+    explained_families = trajectory.get("explained") or ()
+    signs = [family for family in rows[best_step].get("fired") or () if family not in explained_families]
     # Had the best step been eligible, its lower KL would have made it the recommended one.
-    if signs and rows[best_step]["kl"]["value"] < rows[recommended]["kl"]["value"]:
+    if signs and rows[best_step]["kl"]["value"] < rows[recommended_step]["kl"]["value"]:
         signs_text = escape(", ".join(signs))
         return f"the judge rates step {best_step} highest, but probes find signs of hacking there ({signs_text})"
-    than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best_step}"
-    closer = f"step {recommended} stays closer to {facts.initial_policy}{than}"
-    return f"no step scores clearly higher by the judge, and {closer}"
+    # Without another step, a reader compares with the last one.
+    is_last_farther = rows[last_step]["kl"]["value"] > rows[recommended_step]["kl"]["value"]
+    clause = f"step {recommended_step} stays closer to {facts.initial_policy}"
+    clause += "" if is_last_farther else f" than step {best_step}"
+    return f"no step scores clearly higher by the judge, and {clause}"
 
 
-def _fetch_command(facts: StageFacts, recommended: int | None) -> Raw:
+def _fetch_command(facts: StageFacts, recommended_step: int | None) -> Raw:
     """Returns the command that downloads the recommended step; "" if no step is recommended, or it is not published."""
-    row = next((row for row in facts.checkpoints if row.step == recommended), None)
+    row = next((row for row in facts.checkpoints if row.step == recommended_step), None)
     command = None
     if row is not None and row.step == facts.described_step:
         command = commands.download_command(facts)
@@ -247,7 +250,7 @@ def links(facts: StageFacts) -> Raw:
         f"{title} {code(name.removeprefix('datasets/'))}" if hub == "local" else f"[{title}]({hub}/{name})"
         for title, name in linked_repos
     ]
-    if facts.trusted:
+    if facts.is_trusted:
         parts += ["[all figures](rlhf_card.json)", "[training log](metrics.jsonl)"]
     parts += [f"[install rlhf-zoo]({SOURCE}/README.md#install)", f"[how to read this card]({SOURCE}/docs/cards.md)"]
     return Raw(" · ".join(parts))
@@ -409,7 +412,7 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
 
 def _link_to_ppo(facts: StageFacts) -> list[tuple[str, str]]:
     """Returns [(title, repository)] of the run's PPO policy; [] if it is not published or has another parent."""
-    if facts.step is not None or not facts.trusted or facts.stage == "ppo":
+    if facts.step is not None or not facts.is_trusted or facts.stage == "ppo":
         return []
     run = StageRecord(facts.path.parent / "ppo").read()
     parent = (run.get("parents") or {}).get(facts.stage) or {}

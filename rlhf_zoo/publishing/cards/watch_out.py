@@ -165,8 +165,8 @@ def _filter_sentence(facts: StageFacts) -> str | None:
     difference = estimate_at(best or {}, "ppo_minus_this")
     if best is None or difference is None or difference["ci95"][0] > 0:
         return None
-    recommended = (facts.evaluation.get("over_training") or {}).get("recommended")
-    if best["reaches_ppo"] and recommended is not None and recommended == facts.described_step:
+    recommended_step = (facts.evaluation.get("over_training") or {}).get("recommended")
+    if best["reaches_ppo"] and recommended_step is not None and recommended_step == facts.described_step:
         return None
     filtered_policy = f"{facts.initial_policy} with a filter ({escape(best['name'])})"
     if is_better_than_ppo(best):

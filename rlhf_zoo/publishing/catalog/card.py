@@ -147,7 +147,7 @@ class Card(dict[str, Any]):
 
     @property
     def simulated(self) -> bool | None:
-        """Whether a program wrote the texts and the preferences; None if the card does not say."""
+        """Whether a program simulates the human preferences; None if the card does not say."""
         simulated = self.get("simulated")
         return simulated if isinstance(simulated, bool) else None
 
@@ -306,9 +306,9 @@ def download_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card,
     """
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
-    if isinstance(cached, str):
-        path = Path(cached)
+    cached_path = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
+    if isinstance(cached_path, str):
+        path = Path(cached_path)
     else:
         entries = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
         if not entries:

@@ -103,7 +103,7 @@ def family_tree(root: CardParent, read: Callable[[CardParent], Member]) -> Node:
         The root's node.
     """
     members: dict[tuple[str | None, ...], Member] = {}
-    shown: set[tuple[str | None, ...]] = set()
+    shown_identities: set[tuple[str | None, ...]] = set()
 
     def node_of(entry: CardParent, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
         if entry.repo is None and entry.folder is None:
@@ -118,9 +118,9 @@ def family_tree(root: CardParent, read: Callable[[CardParent], Member]) -> Node:
         identity = (entry.kind, entry.name, member.commit or entry.commit)
         if identity in descendants:
             return Node(entry, member, omitted="a cycle: it is its own ancestor")
-        if identity in shown and member.parents:
+        if identity in shown_identities and member.parents:
             return Node(entry, member, omitted="drawn above")
-        shown.add(identity)
+        shown_identities.add(identity)
         if member.parents and len(descendants) >= MAX_GENERATIONS:
             return Node(entry, member, omitted=f"its parents are not drawn: more than {MAX_GENERATIONS} generations")
         return Node(entry, member, tuple(node_of(parent, (*descendants, identity)) for parent in member.parents))

@@ -54,7 +54,7 @@ class Entry:
         base: Name of the base model.
         step: The checkpoint's step.
         seed: The run's seed.
-        simulated: Whether a program wrote the texts and the preferences.
+        simulated: Whether a program simulates the human preferences.
         reward: Mean reward of its completions.
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
@@ -191,9 +191,9 @@ def sort_entries(entries: Iterable[Entry], sort: str | None = None, *, reverse: 
     if sort is None:
         return in_default_order[::-1] if reverse else in_default_order
     key, largest_first = SORTS[sort]
-    sortable = [entry for entry in in_default_order if key(entry) is not None]
-    sortable.sort(key=key, reverse=largest_first != reverse)
-    return [*sortable, *(entry for entry in in_default_order if key(entry) is None)]
+    sortable_entries = [entry for entry in in_default_order if key(entry) is not None]
+    sortable_entries.sort(key=key, reverse=largest_first != reverse)
+    return [*sortable_entries, *(entry for entry in in_default_order if key(entry) is None)]
 
 
 def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -> str:

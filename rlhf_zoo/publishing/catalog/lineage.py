@@ -66,7 +66,7 @@ class Lineage:
 
     @property
     def simulated(self) -> bool:
-        """Whether a program wrote the texts and the preferences."""
+        """Whether a program simulates the human preferences."""
         return Card(self.card).simulated is True
 
     @property
@@ -355,9 +355,9 @@ def _read_repository(entry: CardParent, hub: Hub) -> Member:
             return member
         return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
-        listed = ", ".join(revisions[:_MAX_LISTED])
+        names = ", ".join(revisions[:_MAX_LISTED])
         remainder = f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
-        return Member(problem=f"has no revision {entry.commit!r}; it has {listed}{remainder}")
+        return Member(problem=f"has no revision {entry.commit!r}; it has {names}{remainder}")
     except client_errors() as error:
         return Member(problem=f"cannot be read ({reason(error)})")
     parents = card.parents if card is not None else ()

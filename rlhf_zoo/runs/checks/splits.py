@@ -53,7 +53,7 @@ def check_forms(
                 "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "
                 "system_prompt, chat_template_kwargs and strip_thoughts."
             )
-    return loader.unchecked
+    return loader.unchecked_reasons
 
 
 def local_rows(
@@ -102,15 +102,15 @@ def check_judge_data(
     """
     loader = _RowLoader(shared, hub)
     loader.rows(data, data.dataset_train_split, form, subject=subject)
-    return loader.unchecked
+    return loader.unchecked_reasons
 
 
 class _RowLoader:
-    """Loads rows for checks, each split only once. `unchecked` maps a data set to why it could not be checked."""
+    """Loads rows for checks, each split only once. `unchecked_reasons`: data set -> why it could not be checked."""
 
     def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
-        self.shared, self.hub, self.every_row, self.unchecked = shared, hub, every_row, dict[str, str]()
-        self._loaded: dict[Any, datasets.Dataset | None] = {}
+        self.shared, self.hub, self.every_row, self.unchecked_reasons = shared, hub, every_row, dict[str, str]()
+        self._rows_by_split: dict[Any, datasets.Dataset | None] = {}
 
     def rows(
         self, data: Any, split: str, form: Form, *, subject: str, text_column: str = "text"
@@ -125,12 +125,12 @@ class _RowLoader:
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
         revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-        if name is None or name in self.unchecked:
+        if name is None or name in self.unchecked_reasons:
             return None
         key = (name, revision, data.dataset_config, split)
-        if key not in self._loaded:
-            self._loaded[key] = self._load(*key, subject=subject)
-        if (rows := self._loaded[key]) is None:
+        if key not in self._rows_by_split:
+            self._rows_by_split[key] = self._load(*key, subject=subject)
+        if (rows := self._rows_by_split[key]) is None:
             return None
         is_whole_split = self._loads_whole(name)
         part = f", split {split}," if is_whole_split else ""
@@ -166,6 +166,6 @@ class _RowLoader:
         except ZooError as error:
             if Path(name).exists():
                 raise
-            self.unchecked[name] = source.outage or reason(error.__cause__ or error)
+            self.unchecked_reasons[name] = source.outage or reason(error.__cause__ or error)
             return None
         return None if first_row is None else dataset_of({column: [value] for column, value in first_row.items()})

@@ -100,7 +100,7 @@ class Orientation:
     """Log-odds of a word occurring with `PRAISE` rather than with `BLAME`, averaged over the words of a remark."""
 
     def __init__(self, remarks: Sequence[Tokens]) -> None:
-        cooccurring: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        word_counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         remark_counts = [0, 0]
         for remark in remarks:
             words = set(remark)
@@ -108,15 +108,15 @@ class Orientation:
             remark_counts[0] += has_praise
             remark_counts[1] += has_blame
             if has_praise != has_blame:  # a remark with both says nothing about its other words
-                cooccurring[has_blame].update(words)
+                word_counts[has_blame].update(words)
         praise_count, blame_count = (max(1, size) for size in remark_counts)
         # Two pseudo-counts per word, split like the counts of all remarks, keep rare words near 0.
         prior = 2 * praise_count / (praise_count + blame_count), 2 * blame_count / (praise_count + blame_count)
         self._odds = {
             word: math.log(
-                (cooccurring[0][word] + prior[0]) / (cooccurring[1][word] + prior[1]) * blame_count / praise_count
+                (word_counts[0][word] + prior[0]) / (word_counts[1][word] + prior[1]) * blame_count / praise_count
             )
-            for word in {*cooccurring[0], *cooccurring[1]}
+            for word in {*word_counts[0], *word_counts[1]}
         }
 
     def __call__(self, remark: Tokens) -> float:

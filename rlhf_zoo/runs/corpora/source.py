@@ -110,9 +110,9 @@ def _check_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject:
     for number, row in enumerate(all_rows, 1):
         for column in columns:
             if column not in row:
-                existing = ", ".join(sorted(row)) or "none"
+                existing_names = ", ".join(sorted(row)) or "none"
                 raise ZooError(
-                    f"{subject} has no column {column!r} in row {number} (it has {existing}): rename the column."
+                    f"{subject} has no column {column!r} in row {number} (it has {existing_names}): rename the column."
                 )
     if not all_rows:
         raise ZooError(f"{subject} is empty: add rows.")
@@ -138,9 +138,9 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
                 }
                 for split, split_files in files_by_split.items():
                     if not split_files:
-                        existing = ", ".join(sorted(rows_by_split)) or "none"
+                        existing_names = ", ".join(sorted(rows_by_split)) or "none"
                         raise ZooError(
-                            f"The data set {source} has no split {split} (it has {existing}): add {split}.jsonl."
+                            f"The data set {source} has no split {split} (it has {existing_names}): add {split}.jsonl."
                         )
                 rows_by_split |= data.load(data_files=files_by_split)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:

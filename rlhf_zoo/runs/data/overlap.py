@@ -241,5 +241,5 @@ def _question_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> Iterable[Mapp
         return rows
     question_columns = [name for name in _QUESTION_COLUMNS if name in rows.column_names]
     names = (question_columns or [name for name in rows.column_names if name != QUESTION])[:1]
-    selected: Iterable[Mapping[str, Any]] = rows.select_columns([*names, *({QUESTION} & set(rows.column_names))])
-    return selected
+    question_rows: Iterable[Mapping[str, Any]] = rows.select_columns([*names, *({QUESTION} & set(rows.column_names))])
+    return question_rows

@@ -151,9 +151,11 @@ class DataSource:
                 ) from error
             for kind, part_name in (("configuration", configuration), ("split", split)):
                 if match := _MISSING_PART[kind].search(str(error)):
-                    existing = ", ".join(re.findall(r"'[^']+'", match[1]))
+                    existing_names = ", ".join(re.findall(r"'[^']+'", match[1]))
                     mismatch = (
-                        f"no {kind} {part_name!r}, only {existing}" if part_name else f"several {kind}s, {existing}"
+                        f"no {kind} {part_name!r}, only {existing_names}"
+                        if part_name
+                        else f"several {kind}s, {existing_names}"
                     )
                     raise NoSuchPart(f"{name} has {mismatch}: set {keys[kind]}.") from error
             if (problem := file_problem(Path(self.location))) is not None:

@@ -55,19 +55,19 @@ def check_installed(settings: StageSettings) -> None:
     """
     model, stage_text = settings.model, f"of the stage {settings.stage}"
     optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
-    needed: dict[str, tuple[str, str]] = {}  # key with its value -> (module, package)
+    needed_packages: dict[str, tuple[str, str]] = {}  # key with its value -> (module, package)
     if model.load_in_4bit or model.load_in_8bit:
-        needed["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
+        needed_packages["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
     if any(mark in optimizer for mark in BITSANDBYTES_OPTIMIZERS) and "torchao" not in optimizer:
-        needed[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
+        needed_packages[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
     for version in "23":
         if model.attn_implementation == f"flash_attention_{version}":
             module = {"2": "flash_attn", "3": "flash_attn_interface"}[version]
-            needed[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
+            needed_packages[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for name in settings.trainer.report_to or ():
         if name in _REPORTERS:
-            needed[f"report_to {name}"] = (name, name.replace("_", "-"))
-    for key, (module, package) in needed.items():
+            needed_packages[f"report_to {name}"] = (name, name.replace("_", "-"))
+    for key, (module, package) in needed_packages.items():
         if importlib.util.find_spec(module) is None:
             raise ZooError(
                 f"{key} {stage_text} needs {package}, which is not installed: run `pip install {package}`, or remove "

@@ -172,7 +172,7 @@ def import_dataclasses() -> None:
         _dataclasses(stage)
 
 
-#: Entries of a run's resolved settings that are not keys of its stage.
+#: Keys of `StageSettings.resolved` and of run.json's `resolved` that are not keys of the stage.
 NON_STAGE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
 
 
@@ -294,13 +294,13 @@ def stage_settings(
     apply_environment()
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
-    stage_text, refused = f"the stage {stage}", refused_keys(stage)
+    stage_text, refused_names = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
     file = str(recipe.yaml_file(stage))
-    resolved = convert_keys(recipe.stages[stage], hints, file, subject=stage_text, refused=refused)
+    resolved = convert_keys(recipe.stages[stage], hints, file, subject=stage_text, refused_names=refused_names)
     resolved = effective_keys(recipe, stage, resolved)
     resolved |= convert_keys(
-        flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
+        flags, hints, "the command's flags", subject=stage_text, refused_names=refused_names, flag=f"--{stage}."
     )
     resolved |= {key: unpack_if_gguf(resolved[key]) for key in _GGUF_KEYS if resolved.get(key) is not None}
     resolved.setdefault("seed", shared.seed)
@@ -378,11 +378,11 @@ def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release:
         )
 
 
-def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
+def recorded_settings(settings: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
     """Returns some of a stage's keys as a run recorded them, with defaults for keys that the run did not set.
 
     Args:
-        resolved: Settings of run.json, or of a published recipe.json, which is not trusted. Only `names` are read.
+        settings: Settings of run.json, or of a published recipe.json, which is not trusted. Only `names` are read.
         stage: Name of the stage.
         names: The keys to return.
         where: The source of the settings, for messages.
@@ -394,7 +394,7 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
         ZooError: A value has the wrong type.
     """
     declared = declared_keys(stage)
-    values = {name: resolved[name] for name in names if name in resolved}
+    values = {name: settings[name] for name in names if name in settings}
     hints = {name: declared[name].type_hint for name in names}
     if None in hints.values():  # this type needs trl or transformers, whose import takes seconds
         hints = {name: stage_keys(stage)[name][0] for name in names}

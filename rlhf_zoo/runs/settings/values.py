@@ -265,7 +265,7 @@ def convert_keys(
     where: str,
     *,
     subject: str = "recipe.yaml",
-    refused: Collection[str] = (),
+    refused_names: Collection[str] = (),
     flag: str | None = None,
 ) -> dict[str, Any]:
     """Checks keys and converts their values.
@@ -275,7 +275,7 @@ def convert_keys(
         hints: Known key -> type. A key whose type is unknown (None) is left out of the result unchecked.
         where: The source of the keys, such as the path of their file, for messages.
         subject: What the keys belong to, such as "the stage ppo", for messages.
-        refused: Keys that exist but may not be set.
+        refused_names: Keys that exist but may not be set.
         flag: The prefix of the keys as flags, such as "--ppo."; None for keys of a file.
 
     Returns:
@@ -304,9 +304,9 @@ def convert_keys(
                 f"{problem} not allowed in a recipe, which may be downloaded: remove it, and pass {TRUST_CODE_FLAG} to "
                 "the commands that load the model."
             )
-        if name in refused and name in REFUSAL_TEXTS:
+        if name in refused_names and name in REFUSAL_TEXTS:
             raise ZooError(f"{problem} {REFUSAL_TEXTS[name]}.")
-        if name in refused:
+        if name in refused_names:
             raise ZooError(f"{problem} not supported by {subject}: remove it.")
         if name not in hints:
             stage = "recipe" if subject == "recipe.yaml" else subject.partition("the stage ")[2]

@@ -14,14 +14,14 @@ from .lexicon import ASPECTS, PRODUCTS
 def _assignment_order(phrases: tuple[str, ...], stream: str) -> list[str]:
     """Returns all spellings in the order of assignment to products: one of each phrase, then a second, and so on."""
     rng = random.Random(f"tiny-world 2 {stream}")
-    shuffled = [spellings(phrase) for phrase in phrases]
-    for phrase_spellings in shuffled:
+    shuffled_spellings = [spellings(phrase) for phrase in phrases]
+    for phrase_spellings in shuffled_spellings:
         rng.shuffle(phrase_spellings)
-    rng.shuffle(shuffled)
+    rng.shuffle(shuffled_spellings)
     return [
         phrase_spellings[round_number]
-        for round_number in range(max(map(len, shuffled)))
-        for phrase_spellings in shuffled
+        for round_number in range(max(map(len, shuffled_spellings)))
+        for phrase_spellings in shuffled_spellings
         if round_number < len(phrase_spellings)
     ]
 

@@ -219,18 +219,18 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
 
     Returns the remaining tokens and the number of words dropped.
     """
-    kept: list[str] = []
+    kept_tokens: list[str] = []
     dropped_count = 0
     for token in tokens:
-        kept.append(token)
-        if token not in kept[-1 - _MAX_REPEAT_TOKENS : -1]:
+        kept_tokens.append(token)
+        if token not in kept_tokens[-1 - _MAX_REPEAT_TOKENS : -1]:
             continue
-        for span in range(1, min(_MAX_REPEAT_TOKENS, len(kept) // 2) + 1):
-            if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
-                dropped_count += max(1, sum(map(is_word, kept[-span:])))
-                del kept[-span:]
+        for span in range(1, min(_MAX_REPEAT_TOKENS, len(kept_tokens) // 2) + 1):
+            if kept_tokens[-1] == kept_tokens[-1 - span] and kept_tokens[-span:] == kept_tokens[-2 * span : -span]:
+                dropped_count += max(1, sum(map(is_word, kept_tokens[-span:])))
+                del kept_tokens[-span:]
                 break
-    return kept, dropped_count
+    return kept_tokens, dropped_count
 
 
 def is_word(token: str) -> bool:

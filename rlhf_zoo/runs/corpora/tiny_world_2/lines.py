@@ -149,62 +149,62 @@ class Writer:
         self.add(f", {self.unused_spelling(FILLERS)}")
 
 
-def _vague(writer: Writer, polarity: int) -> None:
+def _write_vague(writer: Writer, polarity: int) -> None:
     writer.vague(writer.rng.choice((polarity, polarity, 0)))
 
 
-def _detailed(writer: Writer, polarity: int) -> None:
+def _write_detailed(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
     if writer.rng.random() < 0.5:
         writer.consequence(polarity)
 
 
-def _reasoned(writer: Writer, polarity: int) -> None:
+def _write_reasoned(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     if writer.rng.random() < 0.4:
         writer.consequence(polarity)
 
 
-def _double(writer: Writer, polarity: int) -> None:
+def _write_double(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=False)
     writer.opinion(polarity, reasons=False)
 
 
-def _mixed(writer: Writer, polarity: int) -> None:
+def _write_mixed(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=True)
     writer.opinion(-polarity, reasons=False)
 
 
-def _rambling(writer: Writer, polarity: int) -> None:
+def _write_rambling(writer: Writer, polarity: int) -> None:
     writer.aside()
     writer.opinion(polarity)
     if writer.rng.random() < 0.5:
         writer.filler()
 
 
-def _contradictory(writer: Writer, polarity: int) -> None:
+def _write_contradictory(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.add(f"{writer.rng.choice(CONTRASTIVE)} {writer.pronoun()}")
     writer.opinion(-polarity)
 
 
-def _misfitting(writer: Writer, polarity: int) -> None:
+def _write_misfitting(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
     other_aspects = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
     writer.consequence(polarity, subject=writer.rng.choice(other_aspects))
 
 
 _WEIGHTS: dict[Callable[[Writer, int], None], float] = {
-    _vague: 0.20,
-    _detailed: 0.22,
-    _reasoned: 0.14,
-    _double: 0.12,
-    _mixed: 0.13,
-    _rambling: 0.10,
-    _contradictory: 0.07,
-    _misfitting: 0.02,
+    _write_vague: 0.20,
+    _write_detailed: 0.22,
+    _write_reasoned: 0.14,
+    _write_double: 0.12,
+    _write_mixed: 0.13,
+    _write_rambling: 0.10,
+    _write_contradictory: 0.07,
+    _write_misfitting: 0.02,
 }
 _VERDICT_RATE = 0.2
 
@@ -219,7 +219,7 @@ def generate_line(rng: random.Random) -> str:
     (write_remark,) = rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
     polarity = rng.choice((+1, -1))
     write_remark(writer, polarity)
-    if write_remark not in (_vague, _mixed, _contradictory) and rng.random() < _VERDICT_RATE:
+    if write_remark not in (_write_vague, _write_mixed, _write_contradictory) and rng.random() < _VERDICT_RATE:
         writer.verdict(polarity)
     writer.add(".")
     return writer.text
