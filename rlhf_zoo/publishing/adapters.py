@@ -99,7 +99,7 @@ def _local_base(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `record_base_repository` recorded a repository for the model in a folder, while publishing this run on this Hub."""
+    """Whether run.json records a repository for the model in a folder, and the stage is published on this Hub."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
