@@ -1,8 +1,8 @@
 """Writes the model card of a stage from local files alone: README.md, rlhf_card.json, plots, .eval_results.
 
-It reads the stage's run.json, metrics.jsonl and checkpoints, the run.json of the stages that trained its parents, and
-../eval and ../baseline where they exist. Main metrics that are not in these files are shown as "not measured". This
-module imports neither torch nor any library of Hugging Face.
+It reads the stage's run.json, metrics.jsonl and checkpoints, the run.json of other stages, and ../eval and ../baseline
+where they exist. Main metrics that are not in these files are shown as "not measured". This module imports neither
+torch nor any library of Hugging Face.
 """
 
 import re

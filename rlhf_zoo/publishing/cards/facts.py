@@ -70,7 +70,7 @@ class StageFacts:
         metrics: Rows of its metrics.jsonl, up to `step`.
         step: The described step; None for the end of the run.
         evaluation: The content of ../eval/evaluation.json; {} if there is none, if it is of other weights, if `step`
-            is not None, or if the run is not is_trusted.
+            is not None, or if the run is not trusted.
         samples: Rows of ../eval/samples.jsonl; [] where `evaluation` is {}.
         ignored_evaluation: A phrase for what ../eval measured, if that is not the end of this run; None otherwise.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
@@ -270,7 +270,7 @@ class StageFacts:
         # A fingerprint that is not recorded does not rule the run out.
         if run and (fingerprint is None or run.get("fingerprint") in (None, fingerprint)):
             return run
-        # For a run that is not is_trusted, do not read other folders of this machine.
+        # For a run that is not trusted, do not read other folders of this machine.
         parent_folders = self.path.parents[1:3] if self.is_trusted else []
         parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
         return next((other for other in parent_runs if other and other.get("fingerprint") == fingerprint), {})
