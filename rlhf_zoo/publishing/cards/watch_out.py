@@ -182,7 +182,7 @@ def _filter_sentence(facts: StageFacts) -> str | None:
 def _rival_sentence(facts: StageFacts) -> str | None:
     """Returns a sentence on the best-of-n with the lowest reward that still reaches PPO's; None if none reaches it."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
-    ppo = facts.frontier.get("ppo")
+    ppo = facts.frontier.get("ppo") or {}
     rivals = [point for point in points if point["reward"]["value"] >= ppo["reward"]["value"]]
     if not rivals:
         return None
