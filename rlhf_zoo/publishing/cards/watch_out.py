@@ -54,8 +54,8 @@ def counter_evidence(facts: StageFacts) -> str:
             parts.append(f"a filter of {facts.initial_policy}'s answers scores {scores[0]}, PPO {scores[1]}")
     if not parts:
         return ""
-    *others, last = parts
-    return f"**But** {', '.join(others)}{', and ' if others else ''}{last}."
+    *first_parts, last_part = parts
+    return f"**But** {', '.join(first_parts)}{', and ' if first_parts else ''}{last_part}."
 
 
 def _defects(facts: StageFacts, *, rise_is_shown: bool) -> list[str]:
