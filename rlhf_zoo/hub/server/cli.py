@@ -40,8 +40,10 @@ class _Duration(click.ParamType):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value is None or value == "never" or isinstance(value, int):
-            return None if value == "never" else value
+        if value is None or value == "never":
+            return None
+        if isinstance(value, int):
+            return value
         match = re.fullmatch(r"([1-9][0-9]{0,3})([mhd])", value)
         if not match:
             self.fail(
@@ -206,17 +208,14 @@ def token_list(root: Path | None, as_json: bool) -> None:
     Example:
       rlhf-zoo hub token list
     """
-    tokens = list_tokens(root or home() / "hub")
-    rows = [
-        {name: getattr(token, name) for name in ("id", "role", "created", "expires", "expired", "name")}
-        for token in tokens
-    ]
+    records = list_tokens(root or home() / "hub")
     if as_json:
-        click.echo(json.dumps(rows))
+        keys = ("id", "role", "created", "expires", "expired", "name")
+        click.echo(json.dumps([{key: getattr(record, key) for key in keys} for record in records]))
         return
-    for token in tokens:
-        expiry = f"{'expired' if token.expired else 'until'} {token.expires}" if token.expires else "never expires"
-        click.echo(f"{token.id}  {token.role:5}  {token.created}  {expiry:31}  {token.name or ''}".rstrip())
+    for record in records:
+        expiry = f"{'expired' if record.expired else 'until'} {record.expires}" if record.expires else "never expires"
+        click.echo(f"{record.id}  {record.role:5}  {record.created}  {expiry:31}  {record.name or ''}".rstrip())
 
 
 @token.command(cls=_Command)
@@ -231,8 +230,8 @@ def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
     Example:
       rlhf-zoo hub token revoke 1a2b3c4d5e6f
     """
-    for revoked in revoke_tokens(root or home() / "hub", tokens):
-        click.echo(f"Revoked {revoked.id} ({revoked.role}{f', {revoked.name}' if revoked.name else ''}).", err=True)
+    for record in revoke_tokens(root or home() / "hub", tokens):
+        click.echo(f"Revoked {record.id} ({record.role}{f', {record.name}' if record.name else ''}).", err=True)
 
 
 @hub.command(cls=_Command)

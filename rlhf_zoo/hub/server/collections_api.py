@@ -40,14 +40,14 @@ class CollectionsApi(Api):
         router.add("PATCH", address, self._change, max_body=SMALL_BODY)
         router.add("DELETE", address, self._delete)
         router.add("POST", f"{address}/items", self._add_item, max_body=SMALL_BODY)
-        router.add("PATCH", f"{address}/items/{{item}}", self._change_item, max_body=SMALL_BODY)
-        router.add("DELETE", f"{address}/items/{{item}}", self._delete_item)
+        router.add("PATCH", f"{address}/items/{{item_id}}", self._change_item, max_body=SMALL_BODY)
+        router.add("DELETE", f"{address}/items/{{item_id}}", self._delete_item)
 
     def _find(self, request: Request) -> Response:
         """Finds collections by owner, item ("models/NAMESPACE/NAME") or words in the title."""
         owners, items = request.values("owner"), request.values("item")
         words = (request.value("q") or "").lower().split()
-        matching = []
+        matches = []
         for collection in _read_collections(self._root.glob("*/*.json")):
             if not self._can_see(request, collection):
                 continue
@@ -58,9 +58,9 @@ class CollectionsApi(Api):
                 continue
             if all(word in collection["title"].lower() for word in words):
                 collection.pop("position")  # lists of the real Hub do not have it
-                matching.append(_to_api_json(collection))
-        matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
-        page, headers = request.page(matching, _PAGE_SIZE)
+                matches.append(_to_api_json(collection))
+        matches.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
+        page, headers = request.page(matches, _PAGE_SIZE)
         return json_response(page, headers=headers)
 
     def _create(self, request: Request) -> Response:
@@ -148,13 +148,13 @@ class CollectionsApi(Api):
             self._save(collection)
         return self._answer(request, collection)
 
-    def _change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+    def _change_item(self, request: Request, namespace: str, slug: str, item_id: str) -> Response:
         """Changes an item's note, or moves the item to another position."""
         request.require_write()
         fields = request.json()
         with self._lock():
             collection = self._load(request, namespace, slug)
-            entry = _find_item(collection, item)
+            entry = _find_item(collection, item_id)
             if "note" in fields:
                 entry["note"] = _short_text(fields, "note", 500)
             if isinstance(fields.get("position"), int):
@@ -163,12 +163,12 @@ class CollectionsApi(Api):
             self._save(collection)
         return json_response({})
 
-    def _delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+    def _delete_item(self, request: Request, namespace: str, slug: str, item_id: str) -> Response:
         """Removes an item, but does not delete its repository."""
         request.require_write()
         with self._lock():
             collection = self._load(request, namespace, slug)
-            collection["items"].remove(_find_item(collection, item))
+            collection["items"].remove(_find_item(collection, item_id))
             self._save(collection)
         return json_response({})
 
@@ -180,7 +180,7 @@ class CollectionsApi(Api):
 
     def _visible_items(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
         """Returns the items that the caller may see, under their current names."""
-        storage, visible = self._access.storage, []
+        storage, visible_items = self._access.storage, []
         for item in collection["items"]:
             # An item keeps the name that the repository had when it was added. Name and visibility may have changed.
             repo = RepoId(item["type"], *item["id"].split("/"))
@@ -188,12 +188,12 @@ class CollectionsApi(Api):
                 repo = storage.current_name(repo) or repo
             entry = {**item, "id": str(repo)}
             if request.role is not None:
-                visible.append(entry)
+                visible_items.append(entry)
                 continue
             with storage.skip_damaged(repo):
                 if self._access.can_see(request, storage.settings(repo)):
-                    visible.append(entry)
-        return visible
+                    visible_items.append(entry)
+        return visible_items
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
         return json_response(_to_api_json({**collection, "items": self._visible_items(request, collection)}))
@@ -263,8 +263,7 @@ def _short_text(fields: dict[str, Any], key: str, limit: int) -> str:
 def _find_item(collection: dict[str, Any], item_id: str) -> dict[str, Any]:
     for item in collection["items"]:
         if item["_id"] == item_id:
-            entry: dict[str, Any] = item
-            return entry
+            return item
     raise Fault(404, f"The collection has no item '{item_id[:60]}'.")
 
 

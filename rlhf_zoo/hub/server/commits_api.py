@@ -65,7 +65,7 @@ class CommitsApi(Api):
         """Checks that a card's metadata can be read. huggingface_hub calls this before it uploads anything."""
         # Do not parse YAML for anonymous callers. They cannot commit anyway, and each commit checks its card again.
         if request.role is None:
-            for _ in request.body.chunks():
+            for _ in request.body.pieces():
                 pass
             return json_response({"errors": [], "warnings": []})
         request.body.allow(_MAX_CARD_BYTES)
@@ -74,10 +74,10 @@ class CommitsApi(Api):
         if content is None:
             raise bad_request("The card's content is missing.")
         card, error = parse_card(content.encode())
-        missing = "The card has no YAML metadata; put them between two lines of --- at its top."
+        warning = "The card has no YAML metadata; put them between two lines of --- at its top."
         answer = {
             "errors": [{"message": error}] if error else [],
-            "warnings": [{"message": missing}] if card is None and not error else [],
+            "warnings": [{"message": warning}] if card is None and not error else [],
         }
         return json_response(answer, status=400 if error else 200)
 
@@ -237,8 +237,7 @@ def _read_commit(
         if key == "file":
             content = _decode_content(fields, path)
             if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
-                message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
-                raise bad_request(message)
+                raise bad_request(f"A line of '{path}' has over {_MAX_ATTRIBUTE_LINE} bytes, which git does not read.")
             # A push from an LFS checkout without git-lfs would publish pointers to files that are not here.
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
@@ -294,12 +293,13 @@ def _read_file(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quaran
     oid = tree.get(path)
     if oid is None:
         return b""
-    quarantined = quarantine.read(oid) if quarantine is not None else None
-    return git.blob(oid) if quarantined is None else quarantined
+    new_content = quarantine.read(oid) if quarantine is not None else None
+    return git.blob(oid) if new_content is None else new_content
 
 
 def _attribute_pattern(path: str) -> str:
     """Returns a .gitattributes pattern for a path: exact, unless the escapes make it too long."""
-    exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+    exact_pattern = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
     # If the line is too long for git, use "?" instead of the escapes, although it matches similar paths too.
-    return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)
+    is_short = len(exact_pattern.encode()) <= _MAX_ATTRIBUTE_LINE - 100
+    return exact_pattern if is_short else "/" + re.sub(r"[*?\[\] ]", "?", path)

@@ -196,9 +196,9 @@ def find_damage(storage: Storage, repo: RepoId) -> str | None:
     try:
         storage.settings(repo)
         with storage.git(repo) as git:
-            heads = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
+            commits = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
             # Check each commit and each blob once, because tags share most of their files.
-            files = [git.files(commit) for commit in dict.fromkeys(heads)]
+            files = [git.files(commit) for commit in dict.fromkeys(commits)]
             for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
                 pointer = git.blob_info(entry.oid).pointer
                 if pointer is not None:

@@ -51,10 +51,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag. `ref` is the full name. `commit` is a commit id, even for an annotated tag."""
+    """A branch or tag. `full_name` begins with refs/. `commit` is a commit id, even for an annotated tag."""
 
     name: str
-    ref: str
+    full_name: str
     commit: str
 
 
@@ -72,8 +72,8 @@ class GitRepository:
         self._objects = DiskObjectStore(str(path / "objects"))
         self._refs = DiskRefsContainer(str(path))
         self._trees: dict[str, dict[bytes, tuple[int, str]]] = {}
-        self._cached_entries = 0
-        self._blobs: dict[str, BlobInfo] = {}
+        self._cached_entry_count = 0
+        self._blob_infos: dict[str, BlobInfo] = {}
 
     def __enter__(self) -> GitRepository:
         return self
@@ -121,8 +121,7 @@ class GitRepository:
     def _commit_by_prefix(self, prefix: str) -> str | None:
         with self._errors_as_damaged():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
-        objects = {oid: self._find_object(oid) for oid in oids}
-        commits = {oid for oid, entry in objects.items() if entry is not None and entry.type_name == b"commit"}
+        commits = {oid for oid in oids if getattr(self._find_object(oid), "type_name", None) == b"commit"}
         if len(commits) > 1:
             raise Fault(400, f"The ids of {len(commits)} commits begin with '{prefix}': give more digits.")
         return commits.pop() if commits else None
@@ -133,8 +132,8 @@ class GitRepository:
         Args:
             prefix: "refs/heads/" or "refs/tags/".
         """
-        targets = {name: self._read_ref(prefix + name) for name in self.ref_names(prefix)}
-        return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
+        oids = {name: self._read_ref(prefix + name) for name in self.ref_names(prefix)}
+        return [Ref(name, prefix + name, self._peel(oid)) for name, oid in oids.items() if oid is not None]
 
     def ref_names(self, prefix: str) -> list[str]:
         """Returns the names of all branches or all tags, including those whose objects are damaged.
@@ -174,8 +173,8 @@ class GitRepository:
             target = (self.path / ref).read_bytes().strip().decode("ascii")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             with self._errors_as_damaged():
-                packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
-            return packed.decode() if packed else None
+                oid = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
+            return oid.decode() if oid else None
         except (OSError, UnicodeError):  # the name is too long for the file system, or the file is not a ref
             return None
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
@@ -183,13 +182,13 @@ class GitRepository:
     def _peel(self, oid: str) -> str:
         """Follows annotated tags to the commit that they point to. Returns the id of a commit unchanged."""
         while True:
-            target: Any = self._find_object(oid)
-            if target is None:
+            git_object: Any = self._find_object(oid)
+            if git_object is None:
                 raise Damaged(self.path, f"the object {oid[:12]} is lost")
-            if target.type_name != b"tag":
+            if git_object.type_name != b"tag":
                 return oid
             with self._errors_as_damaged(oid):
-                oid = target.object[1].decode()
+                oid = git_object.object[1].decode()  # (class, id) of the tagged object
 
     @contextmanager
     def _errors_as_damaged(self, oid: str | None = None) -> Iterator[None]:
@@ -236,12 +235,12 @@ class GitRepository:
         Args:
             oid: Git id of the blob.
         """
-        info = self._blobs.get(oid)
+        info = self._blob_infos.get(oid)
         if info is None:
             start, size = self._blob_start(oid)
             pointer = parse_pointer(start) if size == len(start) else None
             info = BlobInfo(pointer.size if pointer else size, size, pointer)
-            self._blobs[oid] = info
+            self._blob_infos[oid] = info
         return info
 
     def _blob_start(self, oid: str) -> tuple[bytes, int]:
@@ -296,10 +295,10 @@ class GitRepository:
             tree_object = self._read_object(tree, "tree")
             with self._errors_as_damaged(tree):
                 entries = {item.path: (item.mode, item.sha.decode()) for item in tree_object.items()}
-            self._cached_entries += 1 + len(entries)
-            if self._cached_entries > _MAX_CACHED_ENTRIES:  # a long history of large folders
+            self._cached_entry_count += 1 + len(entries)
+            if self._cached_entry_count > _MAX_CACHED_ENTRIES:  # a long history of large folders
                 self._trees.clear()
-                self._cached_entries = 1 + len(entries)
+                self._cached_entry_count = 1 + len(entries)
             self._trees[tree] = entries
         return entries
 
@@ -360,28 +359,28 @@ class GitRepository:
             paths: Paths in the repository.
         """
         commit_by_path: dict[str, str] = {}
-        pending = set(paths)
-        pending_tree = _group_by_folder(pending)
+        pending_paths = set(paths)
+        path_tree = _group_by_folder(pending_paths)
         tree = self.root_tree(commit)
         for current, commit_object in self.history(commit):
             parents = commit_object.parents
-            parent = self.root_tree(parents[0].decode()) if parents else None
-            differing = set(self._changed_paths(tree, parent, pending_tree)) & pending
-            if differing:
-                commit_by_path |= dict.fromkeys(differing, current)
-                pending -= differing
-                pending_tree = _group_by_folder(pending)
-            if not pending or parent is None:
+            parent_tree = self.root_tree(parents[0].decode()) if parents else None
+            changed_paths = set(self._changed_paths(tree, parent_tree, path_tree)) & pending_paths
+            if changed_paths:
+                commit_by_path |= dict.fromkeys(changed_paths, current)
+                pending_paths -= changed_paths
+                path_tree = _group_by_folder(pending_paths)
+            if not pending_paths or parent_tree is None:
                 break
-            tree = parent
+            tree = parent_tree
         return commit_by_path
 
-    def _changed_paths(self, tree: str | None, other: str | None, paths: _PathTree) -> Iterator[str]:
-        """Yields the paths that differ between two trees. Each tree is a git id; None for a missing folder."""
-        if tree == other:  # folders with equal content have equal ids, so this skips most of a long history
+    def _changed_paths(self, tree: str | None, other_tree: str | None, path_tree: _PathTree) -> Iterator[str]:
+        """Yields the paths that differ between two trees, given by their git ids; None for a missing folder."""
+        if tree == other_tree:  # folders with equal content have equal ids, so this skips most of a long history
             return
-        entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))
-        for name, (path, subtree) in paths.items():
+        entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other_tree))
+        for name, (path, subtree) in path_tree.items():
             entry, other_entry = entries.get(name), other_entries.get(name)
             if entry != other_entry:
                 if path is not None:

@@ -59,7 +59,7 @@ class HubServer(ThreadingHTTPServer):
         self._active_requests = 0
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self.pending = PendingConnections()
+        self.pending_connections = PendingConnections()
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -80,14 +80,12 @@ class HubServer(ThreadingHTTPServer):
             client_address: The client's host and port.
         """
         if not self._slots.acquire(blocking=False):
-            self.pending.close_oldest()
-            if self._slots.acquire(timeout=_SLOT_SECONDS):
-                super().process_request(request, client_address)
+            self.pending_connections.close_oldest()
+            if not self._slots.acquire(timeout=_SLOT_SECONDS):
+                with suppress(OSError):  # the client may be gone
+                    request.sendall(_BUSY_ANSWER)
+                self.shutdown_request(request)
                 return
-            with suppress(OSError):  # the client may be gone
-                request.sendall(_BUSY_ANSWER)
-            self.shutdown_request(request)
-            return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -185,11 +183,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._reader.expect_head(_IDLE_SECONDS, _HEAD_SECONDS)
-        self.server.pending.add(self.connection)
+        self.server.pending_connections.add(self.connection)
         try:
             super().handle_one_request()
         finally:
-            self.server.pending.remove(self.connection)
+            self.server.pending_connections.remove(self.connection)
 
     def handle(self) -> None:
         try:
@@ -199,7 +197,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         start = time.monotonic()
-        self.server.pending.remove(self.connection)
+        self.server.pending_connections.remove(self.connection)
         self._reader.expect_body(_BODY_SECONDS)
         self.server.begin_request()
         try:

@@ -90,13 +90,13 @@ class LargeFiles:
             raise Damaged(self.folder.parent, reason)
         return self.path(pointer.oid)
 
-    def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
+    def receive(self, oid: str, size: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
         """Stores a file as it arrives.
 
         Args:
             oid: The announced sha256.
             size: The announced size in bytes.
-            chunks: The content, in pieces of any size.
+            pieces: The content, in pieces of any size.
 
         Raises:
             Fault: 400 if the content does not have the announced size and sha256.
@@ -104,30 +104,30 @@ class LargeFiles:
         """
         folder = self.folder / "incomplete"
         folder.mkdir(exist_ok=True)  # without parents: they must not reappear if the repository was deleted
-        incomplete = folder / f"{oid}.{secrets.token_hex(8)}"
+        part_file = folder / f"{oid}.{secrets.token_hex(8)}"
         digest = hashlib.sha256()
-        received = unsynced = 0
+        received_bytes = unsynced_bytes = 0
         try:
-            with open(incomplete, "xb", buffering=0) as file, mark_in_use(incomplete):
-                for chunk in chunks:
-                    received += len(chunk)
-                    unsynced += len(chunk)
-                    if received > size:
+            with open(part_file, "xb", buffering=0) as file, mark_in_use(part_file):
+                for piece in pieces:
+                    received_bytes += len(piece)
+                    unsynced_bytes += len(piece)
+                    if received_bytes > size:
                         raise bad_request(f"More than the announced {size} bytes arrived.")
-                    digest.update(chunk)
-                    write_all(file.fileno(), chunk)
-                    if unsynced >= _SYNC_BYTES:
+                    digest.update(piece)
+                    write_all(file.fileno(), piece)
+                    if unsynced_bytes >= _SYNC_BYTES:
                         os.fdatasync(file.fileno())
-                        unsynced = 0
+                        unsynced_bytes = 0
                 os.fsync(file.fileno())
-            if received != size or digest.hexdigest() != oid:
+            if received_bytes != size or digest.hexdigest() != oid:
                 raise bad_request(
-                    f"LFS object {oid} arrived damaged ({received} of {size} bytes, sha256 {digest.hexdigest()}); "
-                    "upload it again."
+                    f"LFS object {oid} arrived damaged ({received_bytes} of {size} bytes, sha256 "
+                    f"{digest.hexdigest()}); upload it again."
                 )
-            self._place(incomplete, self.path(oid))
+            self._place(part_file, self.path(oid))
         finally:
-            incomplete.unlink(missing_ok=True)
+            part_file.unlink(missing_ok=True)
 
     def copy_from(self, other: "LargeFiles", oid: str) -> None:
         """Stores a file that another repository has, as a hard link if possible.
@@ -139,21 +139,21 @@ class LargeFiles:
         Raises:
             FileNotFoundError: The other repository does not have the file.
         """
-        incomplete = self.folder / "incomplete" / f"{oid}.{secrets.token_hex(8)}"
+        part_file = self.folder / "incomplete" / f"{oid}.{secrets.token_hex(8)}"
         try:
-            link_file(other.path(oid), incomplete)
-            self._place(incomplete, self.path(oid))
+            link_file(other.path(oid), part_file)
+            self._place(part_file, self.path(oid))
         finally:
-            incomplete.unlink(missing_ok=True)
+            part_file.unlink(missing_ok=True)
 
     @staticmethod
-    def _place(incomplete: Path, target: Path) -> None:
+    def _place(part_file: Path, target: Path) -> None:
         # The file's content has been synced. Now sync its name, and the name of each new folder.
-        created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
-        for folder in created:
+        new_folders = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
+        for folder in new_folders:
             folder.mkdir(exist_ok=True)
-        os.replace(incomplete, target)
-        for folder in (target.parent, *(folder.parent for folder in created)):
+        os.replace(part_file, target)
+        for folder in (target.parent, *(folder.parent for folder in new_folders)):
             sync_folder(folder)
 
 

@@ -36,12 +36,12 @@ class LfsApi(Api):
             raise bad_request("The Hub identifies LFS objects only by sha256.")
         store = self._storage.large_files(repo)
         objects = object_list(fields, "objects", max_count=_MAX_OBJECTS)
-        sizes = {check_oid(entry.get("oid")): _parse_size(entry.get("size")) for entry in objects}
+        size_by_oid = {check_oid(entry.get("oid")): _parse_size(entry.get("size")) for entry in objects}
         self._storage.require_writable()
         # Subtract each file from the free space, so that files that do not fit are refused before any upload.
         free_bytes = self._storage.free_bytes()
         answers: list[dict[str, object]] = []
-        for oid, size in sizes.items():
+        for oid, size in size_by_oid.items():
             answer: dict[str, object] = {"oid": oid, "size": size, "authenticated": True}
             if store.size(oid) != size:
                 free_bytes -= size
@@ -66,15 +66,15 @@ class LfsApi(Api):
         source, store = self._storage.large_files(repo), self._storage.large_files(target_repo)
         files = object_list(fields, "files", max_count=_MAX_OBJECTS)
         oids = dict.fromkeys(check_oid(file.get("sha256")) for file in files)
-        failed = []
+        failures = []
         with translate_upload_errors(target_repo, self._storage):
             for oid in oids:
                 size = source.size(oid)
                 if size is None:
-                    failed.append({"sha256": oid, "error": f"'{repo}' has no such file"})
+                    failures.append({"sha256": oid, "error": f"'{repo}' has no such file"})
                 elif store.size(oid) != size:
                     store.copy_from(source, oid)
-        return json_response({"succeeded": len(oids) - len(failed), "failed": failed})
+        return json_response({"succeeded": len(oids) - len(failures), "failed": failures})
 
     def _upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """Receives a large file at a signed link. The request carries no token."""
@@ -83,7 +83,7 @@ class LfsApi(Api):
         with translate_upload_errors(repo, self._storage):
             if request.body.length not in (None, size):
                 raise bad_request(f"LFS object {oid} was announced with {size} bytes, not {request.body.length}.")
-            self._storage.large_files(repo).receive(oid, size, request.body.chunks())
+            self._storage.large_files(repo).receive(oid, size, request.body.pieces())
         return Response(200)
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:

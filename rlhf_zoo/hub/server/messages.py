@@ -51,29 +51,28 @@ class Body:
             raise bad_request("A body must have either one Content-Length or the Transfer-Encoding chunked.")
         if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
             raise bad_request("The Content-Length header is not a single number.")
-        self.length = None if self.is_chunked else int(lengths[0]) if lengths else 0
-        self._remaining = self.length or 0  # bytes of the body, or of the current chunk
-        self._received = 0
-        self._has_ended = not self.is_chunked and self._remaining == 0
+        self.length = None if self.is_chunked else int(lengths[0] if lengths else 0)
+        self._remaining_bytes = self.length or 0  # bytes of the body, or of the current chunk
+        self._received_bytes = 0
+        self._has_ended = not self.is_chunked and self._remaining_bytes == 0
         self._has_timed_out = False
 
-    def chunks(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterator[memoryview]:
         """Yields the body in pieces. They share a buffer, so each piece is valid only until the next is requested.
 
         Raises:
             Fault: 413 if the body exceeds the limit, 408 if the sender is too slow.
             ConnectionError: The connection ended before the body did, or a chunk is malformed.
         """
-        if (self.length or 0) <= self.limit:  # otherwise refuse without reading
-            for piece in self._pieces():
-                if self._received > self.limit:
-                    break
-                yield piece
-            else:
-                return
-        raise Fault(413, f"The request's body is larger than {self.limit} bytes.")
+        refusal = Fault(413, f"The request's body is larger than {self.limit} bytes.")
+        if (self.length or 0) > self.limit:  # refuse without reading
+            raise refusal
+        for piece in self._unlimited_pieces():
+            if self._received_bytes > self.limit:
+                raise refusal
+            yield piece
 
-    def _pieces(self) -> Iterator[memoryview]:
+    def _unlimited_pieces(self) -> Iterator[memoryview]:
         try:
             yield from self._read_pieces()
         except TimeoutError as error:
@@ -82,35 +81,36 @@ class Body:
 
     def _read_pieces(self) -> Iterator[memoryview]:
         # All pieces share a buffer, so that a body of gigabytes needs no more memory.
-        view = memoryview(bytearray(_CHUNK_BYTES if self.is_chunked else min(self._remaining, _CHUNK_BYTES)))
+        view = memoryview(bytearray(_CHUNK_BYTES if self.is_chunked else min(self._remaining_bytes, _CHUNK_BYTES)))
         while not self._has_ended:
-            if self._remaining == 0 and not self._next_chunk():
+            if self._remaining_bytes == 0 and not self._begin_chunk():
                 return
-            count = self._stream.readinto(view[: self._remaining])
+            count = self._stream.readinto(view[: self._remaining_bytes])
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")
-            self._remaining -= count
-            self._received += count
-            if self._remaining == 0:
+            self._remaining_bytes -= count
+            self._received_bytes += count
+            if self._remaining_bytes == 0:
                 if not self.is_chunked:
                     self._has_ended = True
                 elif self._stream.readline(3) != b"\r\n":
                     raise ConnectionError("a chunk of the body is longer than its size")
             yield view[:count]
 
-    def _next_chunk(self) -> bool:
+    def _begin_chunk(self) -> bool:
+        """Reads the size of the next chunk. Returns False for the last chunk, which is empty."""
         size = self._stream.readline(256).split(b";")[0].strip()
         if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", size):
             raise ConnectionError("a chunk of the body has no size")
-        self._remaining = int(size, 16)
-        if self._remaining == 0:
+        self._remaining_bytes = int(size, 16)
+        if self._remaining_bytes == 0:
             for _ in range(_MAX_TRAILERS):
                 if self._stream.readline(65536) in (b"\r\n", b"\n", b""):
                     break
             else:
                 raise ConnectionError("the body has too many trailers")
             self._has_ended = True
-        return self._remaining > 0
+        return self._remaining_bytes > 0
 
     def allow(self, size: int) -> None:
         """Sets the limit to `size` bytes. Called once the sender has proved that it may send them.
@@ -123,28 +123,28 @@ class Body:
         self.limit, self.drain_limit = size, _MAX_DRAIN_BYTES + size
 
     def read(self) -> bytes:
-        """Returns the whole body. Raises the same exceptions as `chunks`."""
+        """Returns the whole body. Raises the same exceptions as `pieces`."""
         content = bytearray()
-        for chunk in self.chunks():
-            content += chunk
+        for piece in self.pieces():
+            content += piece
         return bytes(content)
 
     def lines(self) -> Iterator[bytes]:
         """Yields the body's lines without their newlines. Raises Fault 413 for a line above 16 MiB."""
-        pending = bytearray()
-        for chunk in self.chunks():
-            pending += chunk
-            # Search only the new part; otherwise a long line would be searched again with each chunk.
-            if pending.find(b"\n", len(pending) - len(chunk)) >= 0:
-                *lines, tail = bytes(pending).split(b"\n")
+        line = bytearray()  # as far as it has arrived
+        for piece in self.pieces():
+            line += piece
+            # Search only the new piece; otherwise a long line would be searched again with each piece.
+            if line.find(b"\n", len(line) - len(piece)) >= 0:
+                *lines, tail = bytes(line).split(b"\n")
                 yield from lines
-                pending = bytearray(tail)
-            if len(pending) > _MAX_LINE_BYTES:
+                line = bytearray(tail)
+            if len(line) > _MAX_LINE_BYTES:
                 raise Fault(
                     413, f"A line of the commit has more than {_MAX_LINE_BYTES} bytes; such a file belongs to LFS."
                 )
-        if pending:
-            yield bytes(pending)
+        if line:
+            yield bytes(line)
 
     def drain(self) -> bool:
         """Reads and drops the rest of the body, up to `drain_limit` bytes, so that the connection can be reused.
@@ -152,11 +152,11 @@ class Body:
         Returns:
             False if the end was not reached, so that the connection must be closed.
         """
-        if self._has_timed_out or (not self.is_chunked and self._remaining > self.drain_limit):
+        if self._has_timed_out or (not self.is_chunked and self._remaining_bytes > self.drain_limit):
             return False
-        start = self._received
+        end = self._received_bytes + self.drain_limit
         try:
-            return all(self._received - start <= self.drain_limit for _ in self._pieces())
+            return all(self._received_bytes <= end for _ in self._unlimited_pieces())
         except Fault:  # too slow; the answer is still sent before the connection closes
             return False
 

@@ -15,9 +15,9 @@ OWNER = "local"
 _NAME = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _OID = re.compile(r"[0-9a-f]{64}")
-_MAX_SEGMENT = 255
-_MAX_PATH = 1024
-_MAX_REF = 200
+_MAX_SEGMENT_BYTES = 255
+_MAX_PATH_BYTES = 1024
+_MAX_REF_BYTES = 200
 
 
 @dataclass(frozen=True, order=True)
@@ -98,23 +98,23 @@ def check_path(path: object) -> str:
     excerpt = path[:120]
     if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF or ord(char) == 127 for char in path):
         raise bad_request(f"The path {excerpt!r} contains control characters; rename the file.")
-    if len(path.encode()) > _MAX_PATH:
-        raise bad_request(f"The path '{excerpt}…' is longer than {_MAX_PATH} bytes; shorten it.")
+    if len(path.encode()) > _MAX_PATH_BYTES:
+        raise bad_request(f"The path '{excerpt}…' is longer than {_MAX_PATH_BYTES} bytes; shorten it.")
     if "\\" in path or _DRIVE.match(path):
         raise bad_request(
             f"The path '{excerpt}' has another meaning on Windows; write it with '/', without drive letters."
         )
     # NTFS and HFS+ treat names such as "git~1" as ".git", so a checkout there could overwrite git's own files.
     for segment in path.split("/"):
-        name = segment.encode()
-        if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
+        segment_bytes = segment.encode()
+        if not validate_path_element_ntfs(segment_bytes) or not validate_path_element_hfs(segment_bytes):
             raise bad_request(
                 f"The path '{excerpt}' has an empty part, '.', '..' or git's own folder in it; rename it."
             )
         if segment.lower() == ".gitmodules":
             raise bad_request(f"The path '{excerpt}' is git's list of submodules, which this Hub does not support.")
-        if len(name) > _MAX_SEGMENT:
-            raise bad_request(f"A part of the path '{excerpt}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
+        if len(segment_bytes) > _MAX_SEGMENT_BYTES:
+            raise bad_request(f"A part of the path '{excerpt}…' is longer than {_MAX_SEGMENT_BYTES} bytes; shorten it.")
     return path
 
 
@@ -132,10 +132,10 @@ def check_ref(name: object, *, kind: str) -> str:
 
     if not isinstance(name, str) or not name:
         raise bad_request(f"The {kind} needs a name.")
-    encoded = name.encode(errors="replace")
-    if len(encoded) > _MAX_REF:
-        raise bad_request(f"The {kind} name '{name[:80]}…' is longer than {_MAX_REF} bytes; shorten it.")
-    if name.startswith("-") or name == "HEAD" or not check_ref_format(Ref(b"refs/heads/" + encoded)):
+    name_bytes = name.encode(errors="replace")
+    if len(name_bytes) > _MAX_REF_BYTES:
+        raise bad_request(f"The {kind} name '{name[:80]}…' is longer than {_MAX_REF_BYTES} bytes; shorten it.")
+    if name.startswith("-") or name == "HEAD" or not check_ref_format(Ref(b"refs/heads/" + name_bytes)):
         raise bad_request(f"git does not allow the {kind} name '{name}'; see git help check-ref-format.")
     if re.fullmatch(r"[0-9a-fA-F]{40}", name):
         raise bad_request(f"The {kind} name '{name}' looks like a commit; choose another.")

@@ -301,7 +301,7 @@ class IgnoredPaths:
         # A pattern that ends with a slash matches only folders, so files and folders have separate rules.
         self._file_rules, self._folder_rules = _Rules(budget), _Rules(budget)
         self._is_excluded: dict[bytes, bool] = {b"": False}
-        for pattern, selects in _ignore_lines(content):
+        for pattern, selects in _ignore_patterns(content):
             self._folder_rules.add(pattern.removesuffix(b"/"), selects)
             if not pattern.endswith(b"/"):
                 self._file_rules.add(pattern, selects)
@@ -320,14 +320,14 @@ class IgnoredPaths:
         return self._is_excluded[parent] or self._file_rules.decide(name) is True
 
 
-def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Yields (pattern, True); (pattern, False) for a pattern with "!", which includes paths again."""
+def _ignore_patterns(content: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yields (pattern, whether it excludes the paths that it matches). A pattern with "!" includes them again."""
     for raw_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw_line.removesuffix(b"\r")
         # git drops trailing spaces, except a space that a backslash escapes.
         pattern = line.rstrip(b" ")
-        escapes = len(pattern) - len(pattern.rstrip(b"\\"))
-        if escapes % 2 and len(pattern) < len(line):
+        backslash_count = len(pattern) - len(pattern.rstrip(b"\\"))
+        if backslash_count % 2 and len(pattern) < len(line):
             pattern += b" "
         if pattern.startswith(b"#"):
             continue

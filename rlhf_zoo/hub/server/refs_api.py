@@ -32,7 +32,7 @@ class RefsApi(Api):
         self._access.require_read(request, repo)
 
         def as_json(ref: Ref) -> dict[str, str]:
-            return {"name": ref.name, "ref": ref.ref, "targetCommit": ref.commit}
+            return {"name": ref.name, "ref": ref.full_name, "targetCommit": ref.commit}
 
         with self._storage.git(repo) as git:
             answer: dict[str, object] = {

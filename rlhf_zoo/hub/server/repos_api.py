@@ -152,15 +152,15 @@ class ReposApi(Api):
         if request.value("num_parameters"):
             raise bad_request("The embedded Hub cannot filter by the number of parameters: leave num_parameters out.")
         expand = request.values("expand") or None
-        matching = []
+        matches = []
         for repo in self._storage.repositories(kind):
             with self._storage.skip_damaged(repo):
                 properties = self._match_filters(request, repo)
                 if properties is not None:
-                    matching.append((repo, properties))
-        matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
+                    matches.append((repo, properties))
+        matches.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
         # Filters need a few properties of every repository. Get the other properties only for the page.
-        page, headers = request.page(matching, _PAGE_SIZE)
+        page, headers = request.page(matches, _PAGE_SIZE)
         answer = []
         for repo, properties in page:
             with self._storage.skip_damaged(repo):

@@ -93,11 +93,11 @@ class Router:
             methods = ", ".join(sorted(allowed_methods))
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
         # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
-        unqualified = re.fullmatch(
+        bare_name = re.fullmatch(
             rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
         )
-        if unqualified and unqualified[1] != "api":
-            raise repo_not_found(_decode_segment(unqualified[1]), is_anonymous=request.role is None)
+        if bare_name and bare_name[1] != "api":
+            raise repo_not_found(_decode_segment(bare_name[1]), is_anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
 
     def _redirect(

@@ -113,13 +113,13 @@ class Storage:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._repos = root / "repos"
-        self._locks = root / "locks"
-        self._trash = root / "trash"
+        self._repos_folder = root / "repos"
+        self._locks_folder = root / "locks"
+        self._trash_folder = root / "trash"
+        self._moved_folder = root / "moved"
         self.clock = Clock()
-        self._moved = root / "moved"
-        for folder in (self._repos, self._locks, self._trash, self._moved, root / "collections"):
-            folder.mkdir(exist_ok=True)
+        for name in ("repos", "locks", "trash", "moved", "collections"):
+            (root / name).mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
         """Returns the folder of a bare repository, whether or not it exists.
@@ -164,7 +164,7 @@ class Storage:
         with ExitStack() as stack:
             # Lock in a fixed order, so that two writers never wait for each other.
             for repo in sorted(set(repos)):
-                stack.enter_context(locked(self._locks / _file_name(repo)))
+                stack.enter_context(locked(self._locks_folder / _file_name(repo)))
             yield
 
     def settings(self, repo: RepoId) -> Settings:
@@ -174,7 +174,7 @@ class Storage:
             repo: The repository.
 
         Raises:
-            Fault: 404 if there is no such repository; Damaged if its settings cannot be read.
+            Fault: 404 if there is no such repository; the subclass Damaged if its settings cannot be read.
         """
         folder = self.path(repo)
         try:
@@ -254,7 +254,7 @@ class Storage:
 
         After a crash, `sweep` removes the folder.
         """
-        folder = self._trash / f"new-{secrets.token_hex(8)}"
+        folder = self._trash_folder / f"new-{secrets.token_hex(8)}"
         folder.mkdir()
         try:
             with mark_in_use(folder):
@@ -313,10 +313,10 @@ class Storage:
             if not self.exists(repo):
                 raise repo_not_found(repo, is_anonymous=False)
             # First free the name in a single step. Deleting gigabytes takes a while and needs no lock.
-            discarded = self._trash / f"old-{secrets.token_hex(8)}"
-            os.rename(self.path(repo), discarded)
+            discarded_folder = self._trash_folder / f"old-{secrets.token_hex(8)}"
+            os.rename(self.path(repo), discarded_folder)
             sync_folder(self.path(repo).parent)
-        shutil.rmtree(discarded, ignore_errors=True)
+        shutil.rmtree(discarded_folder, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
         """Renames a repository. From then on, `current_name` returns the new name for the old name.
@@ -334,7 +334,7 @@ class Storage:
                 raise Fault(409, f"Cannot move '{repo}': '{target}' already exists; delete it or choose another name.")
             self._place(self.path(repo), target)
             sync_folder(self.path(repo).parent)
-            write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
+            write_json(self._moved_folder / _file_name(repo), {"to": str(target), "created": created})
 
     def current_name(self, repo: RepoId) -> RepoId | None:
         """Returns the current name of a repository that formerly had this name; None if there is no such repository.
@@ -345,15 +345,15 @@ class Storage:
         # The creation date identifies the repository, because another repository may have taken the new name since.
         for _ in range(_MAX_RENAMES):
             try:
-                record = read_json(self._moved / _file_name(repo), {})
-                check_types(record, {"to": str, "created": str} if record else {})
-                if not record:
+                record = read_json(self._moved_folder / _file_name(repo))
+                if record is None:
                     return None
+                check_types(record, {"to": str, "created": str})
                 repo = parse_repo_id(repo.kind, *record["to"].split("/"))
                 if self.exists(repo):
                     return repo if self.settings(repo).created == record["created"] else None
             except (ValueError, TypeError, OSError, Fault) as error:
-                log.warning("%s is damaged (%s): remove it.", self._moved / _file_name(repo), error)
+                log.warning("%s is damaged (%s): remove it.", self._moved_folder / _file_name(repo), error)
                 return None
         return None
 
@@ -371,7 +371,7 @@ class Storage:
             ) from error
         sync_folder(target.parent)
         # From now on, the name belongs to this repository, so an old record must not redirect from it.
-        (self._moved / _file_name(repo)).unlink(missing_ok=True)
+        (self._moved_folder / _file_name(repo)).unlink(missing_ok=True)
 
     def require_writable(self) -> None:
         """Raises Fault 507 if nothing can be written. Clients should learn this before they send gigabytes."""
@@ -399,18 +399,17 @@ class Storage:
             kind: model, dataset or space; None for all.
         """
         for repo_kind in [kind] if kind else list(KINDS):
-            for folder in sorted((self._repos / KINDS[repo_kind]).glob("*/*.git")):
+            for folder in sorted((self._repos_folder / KINDS[repo_kind]).glob("*/*.git")):
                 if folder.is_dir():
                     yield RepoId(repo_kind, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
         """Removes leftovers of killed servers: deleted repositories, incomplete uploads, objects that were never used.
 
-        Removes them only if they are older than a day and no process uses them. Logs failures. Removes idle epochs of
-        Xet uploads too.
+        Keeps those that are younger than a day or in use. Removes idle epochs of Xet uploads too. Logs failures.
         """
-        limit = self.clock.now() - _STALE_SECONDS
-        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
+        cutoff = self.clock.now() - _STALE_SECONDS
+        leftovers = [*self._trash_folder.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
         folders = [self.path(repo) for repo in self.repositories()]
         for folder in folders:
             with _log_sweep_errors(folder):
@@ -419,7 +418,7 @@ class Storage:
         for path in leftovers:
             with _log_sweep_errors(path):
                 # Age alone is not enough: a large upload can take longer than a day.
-                if path.lstat().st_mtime < limit and not is_in_use(path):
+                if path.lstat().st_mtime < cutoff and not is_in_use(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in folders:
             if (folder / "xet").is_dir():

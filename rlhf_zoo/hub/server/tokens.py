@@ -155,8 +155,8 @@ class TokenFile:
 
     def _write(self, tokens: list[Token]) -> None:
         # Leave out expired tokens: `role` refuses them anyway.
-        valid = [vars(token) for token in tokens if not token.expired]
-        write_json(self._path, [{key: value for key, value in token.items() if value is not None} for token in valid])
+        items = [vars(token).items() for token in tokens if not token.expired]
+        write_json(self._path, [{key: value for key, value in fields if value is not None} for fields in items])
 
 
 def _is_date(value: object) -> bool:
@@ -229,14 +229,14 @@ def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) 
             is damaged or cannot be written.
     """
     with _open_tokens(root, "revoke tokens") as (folder, tokens):
-        revoked = {key: tokens.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
+        record_by_key = {key: tokens.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
     # A text that is too long for an id may be a token, so show only its start.
     unknown_keys = ", ".join(
-        f"'{key[:8]}…'" if len(key) > _ID_LENGTH else f"'{key}'" for key in revoked if not revoked[key]
+        f"'{key[:8]}…'" if len(key) > _ID_LENGTH else f"'{key}'" for key, record in record_by_key.items() if not record
     )
     if unknown_keys:
         raise ZooError(f"The Hub under {folder} has no token {unknown_keys}: `rlhf-zoo hub token list` shows the ids.")
-    return [token for token in revoked.values() if token is not None]
+    return [record for record in record_by_key.values() if record is not None]
 
 
 class Signer:
@@ -262,10 +262,10 @@ class Signer:
             seconds: How long the permission is valid.
 
         Returns:
-            `EXPIRY.SIGNATURE`, with EXPIRY in seconds since the epoch.
+            `EXPIRY.DIGEST`, with EXPIRY in seconds since the epoch.
         """
         expiry = str(int(time.time()) + seconds)
-        return f"{expiry}.{self._signature(expiry, parts)}"
+        return f"{expiry}.{self._digest(expiry, parts)}"
 
     def verify(self, signature: str, *parts: str) -> bool:
         """Whether `sign` made this signature for the same parts, and the signature has not expired.
@@ -274,10 +274,10 @@ class Signer:
             signature: The signature that the client sent.
             parts: Texts that say what must be permitted.
         """
-        expiry, _, received = signature.partition(".")
-        expected = self._signature(expiry, parts)
+        expiry, _, digest = signature.partition(".")
+        expected_digest = self._digest(expiry, parts)
         is_current = expiry.isascii() and expiry.isdigit() and int(expiry) >= time.time()
-        return is_current and hmac.compare_digest(received.encode(errors="replace"), expected.encode())
+        return is_current and hmac.compare_digest(digest.encode(errors="replace"), expected_digest.encode())
 
-    def _signature(self, expiry: str, parts: tuple[str, ...]) -> str:
+    def _digest(self, expiry: str, parts: tuple[str, ...]) -> str:
         return hmac.new(self._key, "\n".join((expiry, *parts)).encode(), hashlib.sha256).hexdigest()

@@ -32,10 +32,10 @@ class XetApi(Api):
     """Uploads of large files by Xet."""
 
     def register(self, router: Router) -> None:
-        store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
+        store_path = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._write_token)
-        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self._upload_xorb, max_body=XORB_LIMIT)
-        router.add("POST", f"{store}/v1/shards", self._upload_shard, max_body=SHARD_LIMIT)
+        router.add("POST", f"{store_path}/v1/xorbs/default/{{xorb}}", self._upload_xorb, max_body=XORB_LIMIT)
+        router.add("POST", f"{store_path}/v1/shards", self._upload_shard, max_body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self._telemetry)
 
     def _write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
@@ -59,8 +59,8 @@ class XetApi(Api):
         with self._authorized_upload(request, repo):
             _check_hash(xorb)  # it becomes a file's name
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
-            inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
-        return json_response({"was_inserted": inserted})
+            is_new = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.pieces())
+        return json_response({"was_inserted": is_new})
 
     def _upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
         """Receives a shard, and rebuilds its files from the xorbs. From then on, the files are ordinary large files."""

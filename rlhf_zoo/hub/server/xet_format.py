@@ -66,7 +66,8 @@ def find_chunks(xorb: BinaryIO) -> array[int]:
         if len(chunks) == MAX_CHUNKS:
             raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which no client sends.")
         chunks.append(offset)
-        offset += _CHUNK_HEADER_BYTES + header[1]
+        _, stored_size, _ = header
+        offset += _CHUNK_HEADER_BYTES + stored_size
         if offset > size:
             raise bad_request("A chunk of the xorb is cut short.")
     return chunks
@@ -85,8 +86,8 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
     header = _read_header(xorb, offset)
     if header is None:
         raise bad_request("The xorb ends where the shard names a chunk.")
-    scheme, size, length = header
-    return unpack(scheme, xorb.read(size), length)
+    scheme, stored_size, length = header
+    return unpack(scheme, xorb.read(stored_size), length)
 
 
 def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
@@ -95,35 +96,32 @@ def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
     header = xorb.read(_CHUNK_HEADER_BYTES)
     if header.startswith(_XORB_FOOTER):
         return None
-    size, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
-    if (
-        len(header) < _CHUNK_HEADER_BYTES
-        or header[0] != 0
-        or not (0 < size <= _MAX_CHUNK_BYTES and 0 < length <= _MAX_CHUNK_BYTES)
-    ):
+    stored_size, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
+    has_valid_sizes = 0 < stored_size <= _MAX_CHUNK_BYTES and 0 < length <= _MAX_CHUNK_BYTES
+    if len(header) < _CHUNK_HEADER_BYTES or header[0] != 0 or not has_valid_sizes:  # header[0] is the version
         raise bad_request(f"A chunk of the xorb is cut short, or does not have 1 to {_MAX_CHUNK_BYTES} bytes.")
-    return header[4], size, length
+    return header[4], stored_size, length
 
 
-def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
+def unpack(scheme: int, stored_bytes: bytes, length: int) -> bytes | bytearray:
     """Unpacks a chunk.
 
     Args:
         scheme: The compression scheme in the chunk's header.
-        stored: The stored bytes.
+        stored_bytes: The bytes in the xorb.
         length: The number of bytes of content, from the chunk's header.
 
     Raises:
         Fault: 400 for an unknown scheme, content of another length, or bytes that cannot be decompressed.
     """
     if scheme == _PLAIN:
-        content: bytes | bytearray = stored
+        content: bytes | bytearray = stored_bytes
     elif scheme in (_LZ4, _GROUPED_LZ4):
         from lz4.frame import LZ4FrameDecompressor
 
         try:
             # A single byte more than announced is enough to detect a frame with too much content (a zip bomb).
-            content = LZ4FrameDecompressor().decompress(stored, max_length=length + 1)
+            content = LZ4FrameDecompressor().decompress(stored_bytes, max_length=length + 1)
         except RuntimeError as error:
             raise bad_request("A chunk of the xorb is not an LZ4 frame.") from error
         if scheme == _GROUPED_LZ4:
@@ -135,14 +133,14 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
     return content
 
 
-def _ungroup(grouped: bytes | bytearray) -> bytearray:
+def _ungroup(grouped_bytes: bytes | bytearray) -> bytearray:
     """Undoes byte grouping: of each four bytes, all first bytes are stored first, then all second bytes, and so on."""
     # Grouping puts the exponents of floating-point numbers next to each other, where they compress better.
-    content = bytearray(len(grouped))
+    content = bytearray(len(grouped_bytes))
     start = 0
     for position in range(4):
-        count = len(range(position, len(grouped), 4))
-        content[position::4] = grouped[start : start + count]
+        count = len(range(position, len(grouped_bytes), 4))
+        content[position::4] = grouped_bytes[start : start + count]
         start += count
     return content
 
@@ -189,15 +187,15 @@ def parse_shard(shard: bytes) -> Iterator[ShardFile]:
     """
     if not shard.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
-    view, size = memoryview(shard), _RECORD.size
-    offset = size
+    view, offset = memoryview(shard), _RECORD.size  # the shard's header is as long as a record
 
     def take(count: int) -> memoryview:
+        """Returns the next records, as bytes."""
         nonlocal offset
-        if offset + count * size > len(shard):
+        start, offset = offset, offset + count * _RECORD.size
+        if offset > len(shard):
             raise bad_request("The shard is cut short.")
-        offset += count * size
-        return view[offset - count * size : offset]
+        return view[start:offset]
 
     def next_record() -> tuple[bytes, int, int]:
         """Returns the hash and the first two numbers of the next record."""
@@ -210,8 +208,8 @@ def parse_shard(shard: bytes) -> Iterator[ShardFile]:
             raise bad_request("A file of the shard lacks its sha256 or the hashes of its ranges.")
         records = take(count)
         take(count)  # the hashes of the ranges
-        length = sum(length for _, _, length, _, _ in _RECORD.iter_unpack(records))
-        yield ShardFile(_hash_hex(next_record()[0]), length, records)
+        size = sum(length for _, _, length, _, _ in _RECORD.iter_unpack(records))
+        yield ShardFile(_hash_hex(next_record()[0]), size, records)
     # The next section describes the new xorbs, as their own headers do. Read it only to detect truncation.
     while (record := next_record())[0] != _BOOKEND:
         take(record[2])

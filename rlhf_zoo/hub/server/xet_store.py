@@ -63,11 +63,11 @@ def sweep(repository: Path, now: float) -> None:
 
 
 def _sweep(xet_folder: Path, now: float) -> None:
-    limit = now - _IDLE_SECONDS
+    cutoff = now - _IDLE_SECONDS
     for folder in _list_epochs(xet_folder):
         # A folder's mtime is the time at which a file was last added to or removed from it.
         xorbs = folder / "xorbs"
-        is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
+        is_idle = folder.stat().st_mtime < cutoff and (not xorbs.is_dir() or xorbs.stat().st_mtime < cutoff)
         if is_idle and not is_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -109,18 +109,18 @@ class XetStore:
         target = self._folder / "xorbs" / xorb
         if target.exists():
             return False
-        incomplete = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
+        part_file = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
         try:
-            with open(incomplete, "xb", buffering=0) as file, mark_in_use(self._folder), mark_in_use(incomplete):
+            with open(part_file, "xb", buffering=0) as file, mark_in_use(self._folder), mark_in_use(part_file):
                 for piece in pieces:
                     write_all(file.fileno(), piece)
                 if not file.tell():
                     raise bad_request("The xorb is empty.")
                 os.fsync(file.fileno())
-            os.replace(incomplete, target)
+            os.replace(part_file, target)
             sync_folder(target.parent)
         finally:
-            incomplete.unlink(missing_ok=True)
+            part_file.unlink(missing_ok=True)
         return True
 
     def rebuild_files(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
