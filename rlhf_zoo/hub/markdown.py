@@ -58,10 +58,10 @@ def render_card(source: str, resolver: Resolver, *, id_prefix: str, levels: int 
     """
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     tokens = _parse(markdown, source)
-    headings = _shift_headings(tokens, id_prefix, levels)
+    heading_ids = _shift_headings(tokens, id_prefix, levels)
     for token in tokens:
         if token.children:
-            token.children = list(_safe_tokens(token.children, resolver, headings))
+            token.children = list(_safe_tokens(token.children, resolver, heading_ids))
     return str(markdown.renderer.render(tokens, markdown.options, {}))
 
 
@@ -105,6 +105,7 @@ def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
     """
     tokens: list[Token] = []
     depth = 0
+    # `split` returns text, the two groups of a match (a closing tag and a title; one of them is None), text, and so on.
     for number, piece in enumerate(_DETAILS.split(source)):
         if number % 3 == 0:
             tokens += markdown.parse(piece)
@@ -136,7 +137,7 @@ def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dic
     return ids
 
 
-def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
+def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, heading_ids: dict[str, str]) -> Iterable[Token]:
     """Yields inline tokens: links code, puts an alert's kind on its own line, shows refused links or images as text."""
     closing_tokens: list[Token] = []  # replace the closing token of the current link
     after_alert = False
@@ -151,7 +152,7 @@ def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str
             yield Token("strong_close", "strong", -1)
             after_alert = True
         elif token.type == "link_open":
-            attributes = _link_attributes(str(token.attrs.get("href", "")), resolver, headings)
+            attributes = _link_attributes(str(token.attrs.get("href", "")), resolver, heading_ids)
             if attributes is None:
                 closing_tokens = [] if token.markup == "autolink" else _address_tokens(str(token.attrs.get("href", "")))
             else:
@@ -171,11 +172,11 @@ def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str
             yield token
 
 
-def _link_attributes(address: str, resolver: Resolver, headings: dict[str, str]) -> dict[str, str] | None:
+def _link_attributes(address: str, resolver: Resolver, heading_ids: dict[str, str]) -> dict[str, str] | None:
     """Returns the attributes of a link; None if the address is not allowed."""
     if address.startswith("#"):
-        anchor = headings.get(unquote(address[1:]))
-        return {"href": f"#{anchor}"} if anchor else None
+        heading_id = heading_ids.get(unquote(address[1:]))
+        return {"href": f"#{heading_id}"} if heading_id else None
     parts = split_address(address)
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         target = resolver.link(address)
@@ -184,11 +185,11 @@ def _link_attributes(address: str, resolver: Resolver, headings: dict[str, str])
 
 
 def _image_tokens(token: Token, resolver: Resolver) -> list[Token]:
-    address, alternative = str(token.attrs.get("src", "")), _plain_text(token.children or ())
+    address, alternative_text = str(token.attrs.get("src", "")), _plain_text(token.children or ())
     uri = resolver.image(address)
     if uri is None:
-        return [_text_token(alternative or "image"), *_address_tokens(address)]
-    token.attrs = {"src": uri, "alt": alternative, "class": "zoo-plot"}
+        return [_text_token(alternative_text or "image"), *_address_tokens(address)]
+    token.attrs = {"src": uri, "alt": alternative_text, "class": "zoo-plot"}
     return [token]
 
 

@@ -180,7 +180,7 @@ def test_comparison_values_come_from_shared_value_head(toys: Toys, tmp_path: Pat
 
 def test_comparison_without_critic_or_with_broken_one(toys: Toys, tmp_path: Path) -> None:
     comparison = Comparison.load(ppo=toys.sft, sft=toys.sft)
-    assert not comparison.has_critic and not comparison.has_reward
+    assert not comparison.has_critic and not comparison.has_reward_model
     assert comparison.compare(PROMPT).ppo.token_values is None
     load_causal(toys.ppo).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(toys.ppo).save_pretrained(tmp_path)

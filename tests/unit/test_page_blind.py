@@ -182,7 +182,8 @@ def figure(page: str, key: str) -> str:
 
 def tallied(votes: Sequence[Vote], **fields: Any) -> VoteFigures:
     told = {
-        "is_exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
+        "is_exact": True, "votes_in_intervals": len(votes), "unsent_count": 0, "send_problem": None,
+        "read_problem": None,
     }  # fmt: skip
     return VoteFigures(summarize_votes(votes), **{**told, **fields})
 

@@ -31,7 +31,7 @@ def run(beta: float | None, *, best: int = 10, last: dict[str, dict[str, CardEst
 def timeline(*runs: TimelineRun):
     """The runs as a Timeline shows them; the first is compared."""
     by_beta = sorted((one for one in runs if one.beta is not None), key=lambda one: -one.beta)
-    return SimpleNamespace(default_run=runs[0], by_beta=tuple(by_beta))
+    return SimpleNamespace(default_run=runs[0], runs_with_beta=tuple(by_beta))
 
 
 def test_kl_switch_pairs_compared_checkpoint_with_run_without_penalty() -> None:

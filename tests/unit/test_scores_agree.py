@@ -47,7 +47,7 @@ def test_reward_model_loader_is_taken_only_from_local_record(
     monkeypatch.setattr(page_models, "find_lineage", lambda *_, **__: found)
     monkeypatch.setattr(page_models, "_find_timeline_runs", lambda *_, **__: ([], None))
     page = page_models.PageModels.load(str(toys.ppo))
-    assert page.comparison.has_reward == here
+    assert page.comparison.has_reward_model == here
     assert ("downloaded code never runs" in _notes_html(page)) != here
 
 

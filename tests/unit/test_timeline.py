@@ -105,14 +105,14 @@ def test_run_is_read_from_hub_listing() -> None:
     assert found.point_at(20) == point
     assert [one.step for one in found.points if one.chosen] == [30]
     assert not any(one.recommended for one in found.points)
-    assert found.best.step == 30
+    assert found.default_point.step == 30
     json.dumps(found.to_json(), allow_nan=False)
     moved = TimelineRun.from_listing(*listing(moved=True)).point_at(20)
     assert moved.source == f"{REPO}@{commit(99)}" and moved.reward is moved.kl is None
     with pytest.raises(ZooError, match="no checkpoint of step 15"):
         found.point_at(15)
     with pytest.raises(ZooError, match="has no checkpoint with a tag"):
-        _ = replace(found, points=()).best
+        _ = replace(found, points=()).default_point
 
 
 def test_points_hold_what_evaluation_measured_at_each_step() -> None:
@@ -157,12 +157,12 @@ def test_recommended_checkpoint_is_best_before_chosen_one(said) -> None:
     found = TimelineRun.from_listing(rows, card | {"evaluation": {"recommended": said}})
     assert [one.step for one in found.points if one.recommended] == [20]
     assert [one.step for one in found.points if one.chosen] == [30]
-    assert found.best.step == 20
+    assert found.default_point.step == 20
     # Without a choice it is the branch, and without that the last step.
-    assert TimelineRun.from_listing(rows, {key: card[key] for key in card if key != "chosen"}).best.step == 30
+    assert TimelineRun.from_listing(rows, {key: card[key] for key in card if key != "chosen"}).default_point.step == 30
     for row in rows["checkpoints"]:
         row["also"] = []
-    assert TimelineRun.from_listing(rows, {}).best.step == 40
+    assert TimelineRun.from_listing(rows, {}).default_point.step == 40
 
 
 @pytest.mark.parametrize("junk", [None, 3, "x", [], {"step": "20"}, {"step": True}, {"step": None}])
@@ -170,7 +170,7 @@ def test_run_tolerates_malformed_cards(junk, tmp_path: Path) -> None:
     card = {"chosen": junk, "evaluation": junk, "settings": junk, "checkpoints": junk}
     for one in (card, {"evaluation": {"recommended": junk}}, {"checkpoints": [junk]}):
         found = TimelineRun.from_listing(listing()[0], one)
-        assert found.steps == STEPS and found.best.step in STEPS
+        assert found.steps == STEPS and found.default_point.step in STEPS
         assert TimelineRun.from_card(one, tmp_path).points == ()
 
 
@@ -179,7 +179,7 @@ def test_run_is_read_from_local_directory(saved: World) -> None:
     card = listing()[1]
     card["checkpoints"].append({"step": 50, "tag": "step-000050", "commit": None, "reward": math.inf})
     found = TimelineRun.from_card(card, folder)
-    assert found.steps == STEPS and found.best.source == str(folder / "checkpoint-30")
+    assert found.steps == STEPS and found.default_point.source == str(folder / "checkpoint-30")
     assert (
         found.point_at(20).reward == 2.0
         and found.point_at(20).commit == commit(20)

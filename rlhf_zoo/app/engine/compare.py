@@ -175,7 +175,7 @@ class Comparison:
         return context_length_of(*self._policies.values())
 
     @property
-    def has_reward(self) -> bool:
+    def has_reward_model(self) -> bool:
         return self._reward is not None
 
     @property
@@ -225,8 +225,8 @@ class Comparison:
     ) -> Generator[Snapshot, None, None]:
         """Samples n completions from each policy, and yields snapshots of them while they grow.
 
-        Row 0 equals the result of `compare`. Row i of either policy uses random stream i of the seed. Close the
-        generator to stop sampling and free its memory.
+        The first completions equal those of `compare`. Completion i of either policy uses random stream i of the seed.
+        Close the generator to stop sampling and free its memory.
 
         Args:
             prompt: See `compare`.
@@ -290,10 +290,10 @@ class Comparison:
             raise ZooError("The tokenizer produces no tokens for this prompt: enter a different prompt.")
         if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
             available = self.context_length - len(ids)
-            or_fewer = f" or ask for at most {available} new tokens" if available > 0 else ""
+            alternative = f" or ask for at most {available} new tokens" if available > 0 else ""
             raise ZooError(
                 f"The prompt has {len(ids)} tokens; with {max_new_tokens} new tokens it exceeds the context of "
-                f"{self.context_length}: shorten it{or_fewer}."
+                f"{self.context_length}: shorten it{alternative}."
             )
         for policy in self._policies.values():
             check_ids([ids], TokenConsumer.of(policy))
@@ -338,14 +338,14 @@ class Comparison:
         The models run on a batch of one, so that padding cannot change the results.
         """
         token_ids = completion.detokenizer.ids
-        ids = torch.tensor([token_ids], device=self.device)
+        completion_ids = torch.tensor([token_ids], device=self.device)
         prompt_ids = torch.tensor([request.prompt_ids], device=self.device)
         samples = Samples(
             prompt_ids=prompt_ids,
             prompt_mask=torch.ones_like(prompt_ids, dtype=torch.bool),
-            completion_ids=ids,
-            mask=torch.ones_like(ids, dtype=torch.bool),
-            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither the reward model nor the critic reads them
+            completion_ids=completion_ids,
+            mask=torch.ones_like(completion_ids, dtype=torch.bool),
+            logprobs=torch.zeros_like(completion_ids, dtype=torch.float32),  # the models below do not read them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
         wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)

@@ -87,7 +87,7 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
             raise ZooError(f"The {name} is {reprlib.repr(value)}; the limit is {largest}.")
 
 
-def check_steps(count: int, limits: Limits) -> None:
+def check_checkpoint_count(count: int, limits: Limits) -> None:
     """Checks the number of checkpoints in a request.
 
     Args:

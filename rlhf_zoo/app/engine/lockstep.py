@@ -125,7 +125,7 @@ class LockstepSampler:
         is_last = self._step == self._max_new_tokens
         stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
-        sampled = [SampledToken(*row) for row in zip(*columns, strict=True)]
+        sampled = [SampledToken(*fields) for fields in zip(*columns, strict=True)]
         unfinished = torch.zeros_like(ended) if is_last else ~ended
         self._advance(rows[unfinished], tokens[unfinished], len(sft))
         self._unfinished = indices[unfinished]
@@ -161,6 +161,6 @@ def _token_metrics(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Te
     """Computes the metrics of `SampledToken`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
     logprobs = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
     # A KL divergence is at least 0; rounding must not make it negative.
-    kl, reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
+    kl, kl_reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
     entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
-    return torch.stack([*logprobs, logprobs[1] - logprobs[0], kl, reverse, *entropies], dim=1)
+    return torch.stack([*logprobs, logprobs[1] - logprobs[0], kl, kl_reverse, *entropies], dim=1)

@@ -86,7 +86,7 @@ class CompletionPair:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """n completions of one prompt from each policy, in progress or done. Row i of either policy uses random stream i.
+    """n completions of one prompt from each policy, in progress or done. Completion i of either uses random stream i.
 
     Attributes:
         done: Whether all completions are complete.

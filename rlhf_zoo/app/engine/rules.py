@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RuleRewards:
-    """Scores completions by a weighted sum of rules. A rule that reads other columns needs a prompt of `columns`.
+    """Scores completions by a weighted sum of rules. A rule may also read the columns of a prompt in the data set.
 
     Attributes:
         rewards: The rules and their weights, without reward models.
-        columns: Prompt as the page shows it, without surrounding white space -> the columns of its row, such as the
-            right answer.
+        columns_by_prompt: Prompt as the page shows it, without surrounding white space -> the columns of its row in the
+            data set, such as the right answer.
         later_timeout: The time limit in seconds after the first call; None to keep the limit of `rewards`.
     """
 
     rewards: Rewards
-    columns: Mapping[str, Mapping[str, Any]]
+    columns_by_prompt: Mapping[str, Mapping[str, Any]]
     later_timeout: float | None = None
 
     @property
@@ -48,7 +48,7 @@ class RuleRewards:
         Returns:
             The score; None if a rule fails on this prompt, for example because its right answer is unknown.
         """
-        columns = {name: [value] for name, value in self.columns.get(prompt.strip(), {}).items()}
+        columns = {name: [value] for name, value in self.columns_by_prompt.get(prompt.strip(), {}).items()}
         texts = [append_completion(wrapped_prompt, completion)]
         completions = [wrap_completion(wrapped_prompt, completion)]
         try:

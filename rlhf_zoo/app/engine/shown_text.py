@@ -1,4 +1,4 @@
-"""Replaces characters that a page would not show with visible ones."""
+"""Makes characters visible that a page would not show."""
 
 import unicodedata
 

@@ -27,7 +27,7 @@ from ...ppo.saved_critic import load_critic
 from ...publishing.catalog.card import CardEstimate, one_line
 from .cache import ModelCache, model_bytes
 from .compare import Comparison, Sampling
-from .limits import check_steps
+from .limits import check_checkpoint_count
 from .results import Snapshot
 
 
@@ -128,7 +128,7 @@ class TimelineRun:
         chosen, evaluation, settings = _read_step(card.get("chosen")), card.get("evaluation"), card.get("settings")
         recommended = _read_step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
         beta = float_or_none(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
-        marked = [
+        marked_points = [
             replace(
                 point,
                 chosen=point.chosen if chosen is None else point.step == chosen,
@@ -138,15 +138,15 @@ class TimelineRun:
             )
             for point in points
         ]
-        return cls(name, beta, tuple(sorted(marked, key=lambda point: point.step)))
+        return cls(name, beta, tuple(sorted(marked_points, key=lambda point: point.step)))
 
     @property
     def steps(self) -> tuple[int, ...]:
         return tuple(point.step for point in self.points)
 
     @property
-    def best(self) -> TimelinePoint:
-        """The recommended checkpoint; without one, the chosen checkpoint; without either, the last one.
+    def default_point(self) -> TimelinePoint:
+        """The checkpoint to show first: the recommended one; without one, the chosen one; without either, the last.
 
         Raises:
             ZooError: The run has no checkpoint.
@@ -216,21 +216,19 @@ def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, C
 
     The evaluation on test prompts covers only the card's own step; that on validation prompts covers several steps.
     """
-    figures: dict[str, dict[str, CardEstimate | None]] = {}
+    figures = {}
     if _read_step(card.get("step")) == step:
-        figures["test"] = _read_estimates(get_nested(card, "evaluation", "ppo"))
-        figures["test"]["win_rate"] = CardEstimate.read(get_nested(card, "evaluation", "win_rate"))
+        win_rate = {"win_rate": get_nested(card, "evaluation", "win_rate")}
+        figures["test"] = _read_estimates(get_nested(card, "evaluation", "ppo")) | _read_estimates(win_rate)
     rows = get_nested(card, "evaluation", "over_training", "checkpoints")
-    row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
-    figures["validation"] = _read_estimates(row)
-    present = {
-        kind: {name: value for name, value in values.items() if value is not None} for kind, values in figures.items()
-    }
-    return {kind: values for kind, values in present.items() if values}
+    for row in rows if isinstance(rows, list) else ():
+        if get_nested(row, "step") == step:
+            figures.setdefault("validation", _read_estimates(row))
+    return {kind: estimates for kind, estimates in figures.items() if estimates}
 
 
 def _read_findings(card: Mapping[str, Any], step: int) -> tuple[str, ...]:
-    """Returns the findings of the fired probes; () for a step other than the one that they examined, the last one."""
+    """Returns the findings of the fired probes, which examined only the last step; () for any other step."""
     over_training = get_nested(card, "evaluation", "over_training")
     probes = get_nested(over_training, "probes", "probes")
     if _read_step(get_nested(over_training, "step")) != step or not isinstance(probes, list):
@@ -240,8 +238,9 @@ def _read_findings(card: Mapping[str, Any], step: int) -> tuple[str, ...]:
     return tuple(f"{family}: {finding}" for family, finding in findings if family and finding)
 
 
-def _read_estimates(row: Any) -> dict[str, CardEstimate | None]:
-    return {name: CardEstimate.read(get_nested(row, name)) for name in ("reward", "judge", "kl", "win_rate")}
+def _read_estimates(row: Any) -> dict[str, CardEstimate]:
+    estimates = {name: CardEstimate.read(get_nested(row, name)) for name in ("reward", "judge", "kl", "win_rate")}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def _read_step(value: Any) -> int | None:
@@ -301,7 +300,7 @@ class Timeline:
         return self.runs[name]
 
     @property
-    def by_beta(self) -> tuple[TimelineRun, ...]:
+    def runs_with_beta(self) -> tuple[TimelineRun, ...]:
         """The runs whose β is known and that have a checkpoint, from the largest β to the smallest."""
         runs = [run for run in self.runs.values() if run.beta is not None and run.points]
         return tuple(sorted(runs, key=lambda run: -(run.beta or 0.0)))
@@ -310,14 +309,14 @@ class Timeline:
         """Returns a comparison of the SFT policy with the policy of a step.
 
         Args:
-            step: The training step; None for the run's best checkpoint.
+            step: The training step; None for the run's default checkpoint.
             run: The run's name; None for the default run.
 
         Raises:
             ZooError: There is no such run or step, or the checkpoint cannot be fetched or compared.
         """
-        shown_run = self.get_run(run)
-        return self._load_comparison(shown_run.best if step is None else shown_run.point_at(step))
+        timeline_run = self.get_run(run)
+        return self._load_comparison(timeline_run.default_point if step is None else timeline_run.point_at(step))
 
     def sample_steps(
         self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
@@ -337,21 +336,21 @@ class Timeline:
         Raises:
             ZooError: At once, if arguments are out of range.
         """
-        shown_run = self.get_run(run)
+        timeline_run = self.get_run(run)
         limits = self._comparison.limits
-        steps = shown_run.spread_steps(limits.checkpoints) if steps is None else tuple(steps)
-        check_steps(len(steps), limits)
-        return self._sample_at([(shown_run, shown_run.point_at(step)) for step in steps], prompt, sampling)
+        steps = timeline_run.spread_steps(limits.checkpoints) if steps is None else tuple(steps)
+        check_checkpoint_count(len(steps), limits)
+        return self._sample_at([(timeline_run, timeline_run.point_at(step)) for step in steps], prompt, sampling)
 
     def sample_betas(self, prompt: str, **sampling: Unpack[Sampling]) -> Generator[CheckpointResult, None, None]:
-        """Samples the same prompt and seed at the best checkpoint of each run with a known β; see `sample_steps`.
+        """Samples the same prompt and seed at the default checkpoint of each run with a known β; see `sample_steps`.
 
         Args:
             prompt: The prompt.
             **sampling: See `Comparison.stream`.
         """
-        check_steps(len(self.by_beta), self._comparison.limits)
-        return self._sample_at([(run, run.best) for run in self.by_beta], prompt, sampling)
+        check_checkpoint_count(len(self.runs_with_beta), self._comparison.limits)
+        return self._sample_at([(run, run.default_point) for run in self.runs_with_beta], prompt, sampling)
 
     def _sample_at(
         self, checkpoints: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Sampling

@@ -75,8 +75,8 @@ def _checkpoints_endpoint(page_models: PageModels) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
-        A point has step, tag, commit, the reward and kl that training logged, chosen (whether the run chose it: its
-        branch main and its tag best) and recommended (whether an evaluation recommends it).
+        A point has step, tag, commit, the reward and kl that training logged, chosen (whether the run chose it as its
+        best) and recommended (whether an evaluation recommends it).
         """
         return [run.to_json() for run in page_models.timeline.runs.values()] if page_models.timeline else []
 
@@ -110,24 +110,17 @@ def _over_training_endpoint(
             max_new_tokens: Largest number of tokens in a completion.
         """
         if page_models.timeline is None:
-            raise gr.Error(page_models.problem or "This page has no runs.", print_exception=False)
+            raise _gradio_error(page_models.problem or "This page has no runs.")
         if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
-            raise gr.Error(
-                "steps must be a list of integers: use steps that /checkpoints returns.", print_exception=False
-            )
-        sampling: Sampling = {
-            "seed": seed,
-            "temperature": temperature,
-            "top_p": top_p,
-            "max_new_tokens": max_new_tokens,
-        }
+            raise _gradio_error("steps must be a list of integers: use steps that /checkpoints returns.")
+        sampling = Sampling(seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens)
         try:
-            return [row.to_json() for row in streams.stream_steps(prompt, steps, run=run, **sampling)]
+            return [result.to_json() for result in streams.stream_steps(prompt, steps, run=run, **sampling)]
         except ZooError as error:
             raise _gradio_error(error) from error
 
     return over_training
 
 
-def _gradio_error(error: ZooError) -> gr.Error:
-    return gr.Error(str(error), print_exception=False)
+def _gradio_error(message: object) -> gr.Error:
+    return gr.Error(str(message), print_exception=False)

@@ -101,19 +101,17 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, ModelRevision]) -
         raise ZooError("The completions are still in progress: judge them when both are done.")
     if verdict not in pair.allowed_verdicts:
         raise ZooError("The two texts are equal: choose “Tie” or “Both bad”.")
-    completions = []
+    snapshot = pair.snapshot
+    fields: dict[str, Any] = {
+        name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
+    }
     for side, sample in pair.completion_by_side.items():
         role = pair.role_by_side[side]
         model, reward = models[role], float_or_none(sample.reward)
-        completions.append(
-            ShownCompletion(sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended)
+        fields[side] = ShownCompletion(
+            sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended
         )
-    snapshot = pair.snapshot
-    sampling: dict[str, Any] = {
-        name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
-    }
-    left, right = completions
-    return Vote(prompt=snapshot.prompt, verdict=verdict, id=pair.id, left=left, right=right, **sampling)
+    return Vote(prompt=snapshot.prompt, verdict=verdict, id=pair.id, **fields)
 
 
 def pair_html(pair: Pair | None) -> str:
@@ -270,14 +268,14 @@ def build_blind_tab(
         return {pair_id_box: pair.id, **tab.enable_only(pair.allowed_verdicts)}
 
     # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
-    unqueued: dict[str, Any] = {**PAGE_EVENT, "queue": False}
+    no_queue: dict[str, Any] = {**PAGE_EVENT, "queue": False}
     draw_triggers = [tab.new_pair_button.click, tab.prompt_box.submit]
     # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
         draw_triggers,
         lambda: {pair_id_box: "", tab.reveal_view: "", **tab.enable_only(())},
         outputs=[pair_id_box, tab.reveal_view, *vote_buttons.values()],
-        **unqueued,
+        **no_queue,
     )
     gr.on(
         draw_triggers,
@@ -287,20 +285,20 @@ def build_blind_tab(
         concurrency_id=MODEL_QUEUE,
         concurrency_limit=max_concurrent,
         **PAGE_EVENT,
-    ).then(enable_buttons, inputs=[pair_state], outputs=[pair_id_box, *vote_buttons.values()], **unqueued)
+    ).then(enable_buttons, inputs=[pair_state], outputs=[pair_id_box, *vote_buttons.values()], **no_queue)
     for verdict, button in vote_buttons.items():
         vote_event = button.click(
             _vote_handler(verdict, tab, models, tally),
             inputs=[pair_state, pair_id_box],
             outputs=[pair_state, pair_id_box, tab.message_view, tab.reveal_view, *vote_buttons.values()],
-            **unqueued,
+            **no_queue,
         )
         if tally is not None:
             vote_event.then(
                 _vote_figures_handler(tally), outputs=[tab.vote_figures_view], concurrency_limit=None, **PAGE_EVENT
             )
-    if tally is not None:
-        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures_view], **unqueued)
+    if tally is not None:  # without triggers, the function runs when the page loads
+        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures_view], **no_queue)
 
 
 @dataclass(frozen=True)
@@ -395,21 +393,23 @@ def _vote_figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
     """Returns the handler that shows counts and win rates immediately, and again when intervals include all votes."""
 
     async def show_figures() -> AsyncIterator[str]:
-        current = tally.figures()
-        votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
-        yield votes_html(current, tally.name)
-        while not current.is_exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
+        figures = tally.figures()
+        vote_count, deadline = figures.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
+        yield votes_html(figures, tally.name)
+        # If votes were deleted from the data set, exact figures include fewer votes.
+        while not figures.is_exact and figures.votes_in_intervals < vote_count and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
-            current = tally.figures()
-            if current.is_exact or current.votes_in_intervals >= votes:
-                yield votes_html(current, tally.name)
+            figures = tally.figures()
+            if figures.is_exact or figures.votes_in_intervals >= vote_count:
+                yield votes_html(figures, tally.name)
 
     return show_figures
 
 
 def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:
     """Returns the visitor's prompt, or a random held-out prompt if that is empty."""
-    if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
+    is_empty = prompt is None or (isinstance(prompt, str) and not prompt.strip())
+    if not is_empty:
         return prompt
     if not prompts:
         raise ZooError(NO_PROMPTS)

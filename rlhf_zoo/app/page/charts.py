@@ -74,12 +74,8 @@ class KLCurve:
     @cached_property
     def drawn_points(self) -> list[tuple[int, float, float]]:
         """(step, KL, value) of each checkpoint that has both."""
-        return [
-            (step, max(kl, 0.0), value)
-            for step, *figures in self.points
-            for kl, value in [_drop_out_of_range(figures)]
-            if kl is not None and value is not None
-        ]
+        points = [(step, *_drop_out_of_range(figures)) for step, *figures in self.points]
+        return [(step, max(kl, 0.0), value) for step, kl, value in points if kl is not None and value is not None]
 
     @property
     def is_marked(self) -> bool:
@@ -182,27 +178,28 @@ def draw_step_curves(
     labels = labels or {}
     low, high = step_range([*steps, selected])
     x_ticks = [step for step in choose_ticks(low, high, integers_only=True) if low <= step <= high] or [low, high]
-    panels = [_drop_out_of_range(curve.values) for curve in series]
-    bars = [
-        [_drop_out_of_range(ends or (None, None)) for ends in curve.intervals or [None] * len(steps)]
+    all_values = [_drop_out_of_range(curve.values) for curve in series]
+    all_intervals = [
+        [_drop_out_of_range(interval or (None, None)) for interval in curve.intervals or [None] * len(steps)]
         for curve in series
     ]
-    axes = []
-    for curve, panel, ends in zip(series, panels, bars, strict=True):
-        numbers = [value for value in [*panel, *chain.from_iterable(ends)] if value is not None]
-        axes.append(_axis_ticks([0.0, *(max(value, 0.0) for value in numbers)] if curve.is_nonnegative else numbers))
-    left = max(map(_axis_width, axes))
+    all_y_ticks = []
+    for curve, values, intervals in zip(series, all_values, all_intervals, strict=True):
+        numbers = [value for value in [*values, *chain.from_iterable(intervals)] if value is not None]
+        numbers = [0.0, *(max(number, 0.0) for number in numbers)] if curve.is_nonnegative else numbers
+        all_y_ticks.append(_axis_ticks(numbers))
+    left = max(map(_axis_width, all_y_ticks))
     x = _linear_scale(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labels.items()]
     step_labels.append((x(selected), f"step {selected}", MARK_COLOR))
     label_markup, bottom = _place_step_labels(step_labels, left, width)
     body, descriptions = [label_markup], []
-    for curve, panel, ends, y_ticks in zip(series, panels, bars, axes, strict=True):
+    for curve, values, intervals, y_ticks in zip(series, all_values, all_intervals, all_y_ticks, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
         points: list[Point] = []
         tooltip_columns, rings, interval_bars, selected_value = [], "", "", ""
-        for step, value, (lower, upper) in zip(steps, panel, ends, strict=True):
+        for step, value, (lower, upper) in zip(steps, values, intervals, strict=True):
             if value is None:
                 points.append(None)
                 continue
@@ -223,7 +220,7 @@ def draw_step_curves(
             f'<path class="zoo-selected" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
             f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>',
-            _draw_curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
+            _draw_curve(points, COLORS["ppo"], dots=len(values) <= MAX_DOTS),
             f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
             _tooltip_columns(tooltip_columns, min([24.0, *gaps])),
         ]
@@ -255,7 +252,7 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
         curves: The runs.
         name: Name of the quantity.
         source: The prompts or rollouts of its values.
-        selected: Index of the run to emphasize. Its marked checkpoint gets a second mark.
+        selected: Index of the run to emphasize. Its marked checkpoint gets a second outline.
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = f"{name} against KL: {source}"
@@ -263,13 +260,13 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
     y_ticks = _axis_ticks([value for curve in curves for _, _, value in curve.drawn_points])
     x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
-    lines, marks, descriptions = [], [], []
+    lines, marked_points, descriptions = [], [], []
     centers: list[tuple[float, float]] = []
     for index in sorted(range(len(curves)), key=lambda index: index == selected):  # the emphasized run last, on top
         curve, is_emphasized = curves[index], index == selected
         color = COLORS["ppo"] if is_emphasized else QUIET_COLOR
         curve_points: list[Point] = []
-        dots, mark = "", ""
+        dots, second_outline = "", ""
         for step, kl, value in curve.drawn_points:
             cx, cy = x(kl), plot.y(value)
             centers.append((cx, cy))
@@ -280,22 +277,22 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
                 "</title></circle>"
             )
             if step == curve.marked_step:
-                marks.append((cx, cy, curve.label, is_emphasized))
+                marked_points.append((cx, cy, curve.label, is_emphasized))
                 descriptions.append(
                     f"{curve.label}: {curve.mark} step {step}, {name.lower()} {format_number(value)} at "
                     f"KL {format_number(kl)}"
                 )
                 if is_emphasized:
-                    mark = (
+                    second_outline = (
                         f'<circle class="zoo-selected" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
                         f'stroke="{MARK_COLOR}" stroke-width="1.5"/>'
                     )
         lines.append(
             f'<g class="{"zoo-run zoo-emphasized" if is_emphasized else "zoo-run"}">'
             f"{_draw_curve(curve_points, color, width=2.0 if is_emphasized else 1.0)}"
-            f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
+            f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{second_outline}'
         )
-    body = plot.axes(title) + "".join(lines) + _label_marked_points(marks, centers, plot)
+    body = plot.axes(title) + "".join(lines) + _label_marked_points(marked_points, centers, plot)
     body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32, width)
     return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
@@ -385,16 +382,16 @@ def _token_chart(
     above: str,
 ) -> str:
     """Composes a chart over tokens. `below` is drawn before the tooltip columns, and `above` after them."""
-    escaped = escape_text(unit)
+    escaped_unit = escape_text(unit)
     tooltip_columns = [
-        plot.tooltip_column(position, f"“{_tooltip_text(label)}” {_value_with_unit(value, escaped)}")
+        plot.tooltip_column(position, f"“{_tooltip_text(label)}” {_value_with_unit(value, escaped_unit)}")
         for position, (label, value) in enumerate(zip(labels, values, strict=True), 1)
         if value is not None
     ]
-    heights = [value for value in values if value is not None]
+    numbers = [value for value in values if value is not None]
     description = f"{title}: no values"
-    if heights:
-        low, high = format_number(min(heights), 3), _value_with_unit(max(heights), unit)
+    if numbers:
+        low, high = format_number(min(numbers), 3), _value_with_unit(max(numbers), unit)
         description = f"{title}: {len(values)} token{'s' * (len(values) != 1)}, from {low} to {high}"
     columns = _tooltip_columns(tooltip_columns, plot.x(2) - plot.x(1))
     body = plot.axes(_with_unit(title, unit)) + below + columns + above
@@ -459,16 +456,16 @@ def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, wi
 
 
 def _label_marked_points(
-    marks: Sequence[tuple[float, float, str, bool]], centers: Sequence[tuple[float, float]], plot: _Plot
+    marked_points: Sequence[tuple[float, float, str, bool]], centers: Sequence[tuple[float, float]], plot: _Plot
 ) -> str:
     """Outlines the marked points (x, y, label, is_emphasized), and places their labels without overlap if possible.
 
     `centers` has the positions of all points, which the labels avoid too.
     """
-    occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
+    occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marked_points]
     occupied += [(x - 2, y - 2, x + 2, y + 2) for x, y in centers]
     markup = []
-    for x, y, label, is_emphasized in reversed(marks):  # the emphasized label is placed first
+    for x, y, label, is_emphasized in reversed(marked_points):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH
         positions = [(x + 9, y), (x - 9 - label_width, y), (x - label_width / 2, y - 15), (x - label_width / 2, y + 15)]
         positions += [(x + dx, y + dy) for dy in (15, -15, 28, -28, 41, -41) for dx in (5, -5 - label_width)]

@@ -30,7 +30,7 @@ MAX_EXAMPLE_PROMPTS = 3
 
 @dataclass(frozen=True)
 class ComparisonControls:
-    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
+    """The components that a link fills in. `sampling` is in the order of the arguments of `sampling_arguments`."""
 
     prompt_box: gr.Textbox
     kl_slider: gr.Slider
@@ -104,12 +104,13 @@ def _stream_handler(
         arguments = sampling_arguments(*sampling)
         message: object = ""  # only the first snapshot clears the message, because "Stop" may set it afterwards
         try:
-            stream, label, link_kl = streams.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
-            if switch is not None:
-                label, position = switch.label(slider_value), switch.position_of(slider_value)
-                if position != switch.compared:
-                    link_kl, (run, point) = "off" if position == OFF else "on", switch.checkpoint_at(slider_value)
-                    stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
+            label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(slider_value)
+            if switch is None or switch.position_of(slider_value) == switch.compared:
+                stream, link_kl = streams.stream(prompt, **arguments), None
+            else:
+                run, point = switch.checkpoint_at(slider_value)
+                stream = streams.stream_step(point.step, prompt, run=run.name, **arguments)
+                link_kl = "off" if switch.position_of(slider_value) == OFF else "on"
             for snapshot in stream:
                 html = pairs_html(snapshot, ppo_label=label, link=link_address(snapshot, defaults, kl=link_kl))
                 yield (summary_html(snapshot) if snapshot.done else message), html
@@ -218,10 +219,7 @@ def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snaps
     for prompt in page_models.lineage.prompts[:MAX_EXAMPLE_PROMPTS]:
         with contextlib.suppress(ZooError):
             stream = page_models.comparison.stream(
-                prompt,
-                temperature=defaults.temperature,
-                max_new_tokens=defaults.length,
-                every=math.inf,
+                prompt, temperature=defaults.temperature, max_new_tokens=defaults.length, every=math.inf
             )
             examples += deque(stream, maxlen=1)  # only the last snapshot, which has the finished completions
             if examples[-1].sft[0].completion != examples[-1].ppo[0].completion:
@@ -248,7 +246,7 @@ def _notes_html(page_models: PageModels) -> str:
             "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs here: "
             "open the page for the run directory, or name another reward model with --reward."
         )
-    if page_models.comparison.has_reward:
+    if page_models.comparison.has_reward_model:
         reward = (
             "<b>Reward</b>: the reward model's score of the prompt with the completion, the proxy that PPO was trained "
             "to maximize. It does not measure quality."

@@ -19,8 +19,8 @@ def header_html(lineage: Lineage) -> str:
     Args:
         lineage: The compared models and the PPO checkpoint's card, whose texts are escaped.
     """
-    start_label = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
-    models = [("PPO", lineage.ppo.name), (start_label, lineage.sft.name)]
+    sft_label = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
+    models = [("PPO", lineage.ppo.name), (sft_label, lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
     model_names = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(shorten_name(name))}</b></span>' for role, name in models
@@ -62,16 +62,16 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
         is_other_step = verdict_step is not None and card.step is not None and verdict_step != card.step
         at_step = f" at step {verdict_step}" if is_other_step else ""
         yield "verdict", f"<b>Verdict{at_step}: {escape_text(verdict)}</b>"
-    recommended = get_nested(card, "evaluation", "recommended")
-    recommended = int_or_none(recommended if not isinstance(recommended, dict) else recommended.get("step"))
-    if recommended is not None:
-        yield "recommended", f"use step {recommended}"
+    recommendation = get_nested(card, "evaluation", "recommended")  # {step} or a number
+    step = int_or_none(recommendation.get("step") if isinstance(recommendation, dict) else recommendation)
+    if step is not None:
+        yield "recommended", f"use step {step}"
     if (win_rate := card.estimate("win_rate")) is not None:
         judge = one_line(get_nested(card, "evaluation", "judge", "name"))
         judge_note = f", judge: {escape_text(judge_title(judge))}" if judge else ""
-        start = "the base model" if card.started_from_base else "SFT"
+        opponent = "the base model" if card.started_from_base else "SFT"
         figure = f"<b>{format_number(win_rate.value)}</b>{_interval_text(win_rate)}"
-        yield "win-rate", f"win rate over {start} {figure}{judge_note}"
+        yield "win-rate", f"win rate over {opponent} {figure}{judge_note}"
     if (kl := card.estimate("ppo", "kl")) is not None:
         yield "kl", f"KL {format_number(kl.value)} nats"
 

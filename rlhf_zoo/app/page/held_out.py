@@ -68,31 +68,28 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
         get; {} if no data can be read.
     """
     configuration, column, _ = lineage.prompts_location
-    renamed = get_nested(lineage.card, "settings", "columns")
-    names = {key: name for key, name in renamed.items() if isinstance(name, str)} if isinstance(renamed, dict) else {}
-    columns: dict[str, dict[str, Any]] = {}
+    column_names = get_nested(lineage.card, "settings", "columns")  # name that rewards get -> name in the data set
+    renames = list(column_names.items()) if isinstance(column_names, dict) else []
+    columns_by_prompt: dict[str, dict[str, Any]] = {}
     for location, load in _list_sources(lineage, hub, all_columns=True):
         for split in _list_splits(lineage):
             try:
                 rows = list(itertools.islice(load(configuration, split), MAX_ROWS))
                 for prompt, row in _iterate_prompts(rows, column, location):
-                    mapped = {key: row[name] for key, name in names.items() if name in row}
-                    columns.setdefault(prompt.strip(), {**row, **mapped})
+                    renamed_columns = {key: row[name] for key, name in renames if isinstance(name, str) and name in row}
+                    columns_by_prompt.setdefault(prompt.strip(), {**row, **renamed_columns})
             except (ValueError, OSError, ZooError) as error:
                 log.info("Cannot read rows of the split %s of %s (%s).", split, location, reason(error))
-        if columns:
+        if columns_by_prompt:
             break
-    return columns
+    return columns_by_prompt
 
 
 def find_stage_folder(folder: Path) -> Path | None:
-    """Finds the stage directory that a folder is or lies in.
+    """Returns the folder, or else its parent, if that is a stage directory; otherwise None.
 
     Args:
         folder: Any folder, such as a checkpoint.
-
-    Returns:
-        The folder or its parent; None if neither is a stage directory.
     """
     folders = (folder, folder.parent) if folder.is_dir() else ()
     return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)

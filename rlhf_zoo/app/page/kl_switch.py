@@ -11,8 +11,8 @@ from ..engine import Timeline, TimelinePoint, TimelineRun
 from .html import escape_text, format_number, format_signed
 
 ON, OFF = 1, 0  # values of the slider
-#: Key of a figure -> its title in the table.
-_FIGURES = {"reward": "Reward", "judge": "Judge", "win_rate": "Win rate", "kl": "KL, nats"}
+#: Figure -> its title in the table.
+_FIGURE_TITLES = {"reward": "Reward", "judge": "Judge", "win_rate": "Win rate", "kl": "KL, nats"}
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,14 @@ class KLSwitch:
         """
         if timeline is None:
             return None
-        compared_run = timeline.default_run
-        card_step = int_or_none(step)
-        point = (
-            compared_run.point_at(card_step)
-            if card_step in compared_run.steps and card_step is not None
-            else compared_run.best
-        )
-        other_runs = [run for run in timeline.by_beta if run.name != compared_run.name]
+        compared_run, card_step = timeline.default_run, int_or_none(step)
+        has_step = card_step is not None and card_step in compared_run.steps
+        point = compared_run.point_at(card_step) if has_step else compared_run.default_point
+        other_runs = [run for run in timeline.runs_with_beta if run.name != compared_run.name]
         if compared_run.beta == 0:
             # Of the other runs, the one with the smallest penalty differs least.
             weakest = next((run for run in reversed(other_runs) if run.beta), None)
-            return cls((weakest, weakest.best), (compared_run, point), OFF) if weakest is not None else None
+            return cls((weakest, weakest.default_point), (compared_run, point), OFF) if weakest is not None else None
         off = next((run for run in other_runs if run.beta == 0), None)
         if off is None or compared_run.beta is None:
             return None
@@ -96,10 +92,10 @@ class KLSwitch:
         """Renders the figures of both checkpoints on held-out prompts, and what they show.
 
         Args:
-            value: The slider's value, whose row is emphasized. Without the penalty, what probes found in the texts is
-                shown: the few completions on the page may not show what got worse.
+            value: The slider's value. The row of the checkpoint that it selects is emphasized.
         """
         _, off_point = self.off
+        # The few completions on the page may not show what got worse, so show what the probes found in all texts.
         if self.position_of(value) == OFF and off_point.findings:
             finding = escape_text(f"Texts at step {off_point.step}, SFT → PPO: {' '.join(off_point.findings)}")
         else:
@@ -107,20 +103,20 @@ class KLSwitch:
                 f'<span class="{name}">{text}</span>'
                 for name, text in zip(("zoo-wide", "zoo-narrow"), self._finding(), strict=True)
             )
-        return f'<div class="zoo-switch"><p class="zoo-note">{finding}</p>{self._table(value)}</div>'
+        return f'<div class="zoo-switch"><p class="zoo-note">{finding}</p>{self._table_html(value)}</div>'
 
     def _finding(self) -> tuple[str, str]:
         """Returns what the figures show, in words for a wide screen and for a phone."""
-        on, off = self._figures()
-        if _difference(on, off, "reward") == 1 and "judge" in on and "judge" in off:
-            judge = _difference(on, off, "judge")
-            if judge == -1:
+        on_figures, off_figures = self._figures()
+        if _difference(on_figures, off_figures, "reward") == 1 and "judge" in on_figures and "judge" in off_figures:
+            judge_difference = _difference(on_figures, off_figures, "judge")
+            if judge_difference == -1:
                 return (
                     "Without the KL penalty, the reward is higher and the judge’s score is lower. Slide to read the "
                     "texts.",
                     "Off: reward higher, judge’s score lower.",
                 )
-            if judge == 0:
+            if judge_difference == 0:
                 return (
                     "Without the KL penalty, the reward is higher; these prompts do not show whether the judge’s score "
                     "differs. Slide to read the texts.",
@@ -129,7 +125,10 @@ class KLSwitch:
         return "Slide to compare the texts with and without the KL penalty.", "Slide to compare the texts."
 
     def _prompt_kind(self) -> str:
-        """Returns the kind of prompts on which both checkpoints have the most figures in common; test in a tie."""
+        """Returns the kind of prompts on which both checkpoints have the most figures in common.
+
+        In a tie, prefers a kind on which one of them has figures, and then test prompts.
+        """
         on, off = self.on[1].evaluated, self.off[1].evaluated
         return max(
             ("test", "validation"),
@@ -141,19 +140,19 @@ class KLSwitch:
         kind = self._prompt_kind()
         return self.on[1].evaluated.get(kind, {}), self.off[1].evaluated.get(kind, {})
 
-    def _table(self, value: object) -> str:
-        on, off = self._figures()
-        names = [name for name in _FIGURES if name in on or name in off]
+    def _table_html(self, value: object) -> str:
+        on_figures, off_figures = self._figures()
+        names = [name for name in _FIGURE_TITLES if name in on_figures or name in off_figures]
         if not names:
             return ""
-        head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURES[name]}</th>' for name in names)
+        head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURE_TITLES[name]}</th>' for name in names)
         rows = []
-        for side, (_, point) in ((ON, self.on), (OFF, self.off)):
-            cells = "".join(self._cell(side, name) for name in names)
-            selection = ' data-selected="true"' if side == self.position_of(value) else ""
-            title = f"{'On' if side == ON else 'Off'}, step {point.step}"
+        for position, (_, point) in ((ON, self.on), (OFF, self.off)):
+            cells = "".join(self._cell_html(position, name) for name in names)
+            selection = ' data-selected="true"' if position == self.position_of(value) else ""
+            title = f"{'On' if position == ON else 'Off'}, step {point.step}"
             rows.append(f'<tr{selection}><th scope="row">{title}</th>{cells}</tr>')
-        has_arrows = any(_difference(on, off, name) for name in names)
+        has_arrows = any(_difference(on_figures, off_figures, name) for name in names)
         caption = f"On {self._prompt_kind()} prompts" + (" · ▲▼: 95% intervals apart" if has_arrows else "")
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
@@ -161,16 +160,17 @@ class KLSwitch:
             f"<tbody>{''.join(rows)}</tbody></table></div>"
         )
 
-    def _cell(self, side: int, name: str) -> str:
-        on, off = self._figures()
-        figure = (on if side == ON else off).get(name)
+    def _cell_html(self, position: int, name: str) -> str:
+        on_figures, off_figures = self._figures()
+        figure = (on_figures if position == ON else off_figures).get(name)
         format_figure = format_signed if name in ("reward", "judge") else format_number
         cell = format_figure(None if figure is None else figure.value)
         title = ""
         if figure is not None and figure.ci95 is not None:
             low, high = map(format_figure, figure.ci95)
             title = f' title="95% interval {low} to {high}"'
-        if side == OFF and (difference := _difference(on, off, name)):
+        difference = _difference(on_figures, off_figures, name)
+        if position == OFF and difference:
             arrow, word = ("▲", "higher") if difference > 0 else ("▼", "lower")
             cell += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'
         return f'<td data-figure="{name}"{title}>{cell}</td>'
@@ -178,8 +178,8 @@ class KLSwitch:
 
 def _difference(on: Mapping[str, CardEstimate], off: Mapping[str, CardEstimate], name: str) -> int:
     """Returns 1 if a figure is higher without the penalty, −1 if it is lower, 0 if intervals overlap or are missing."""
-    intervals = [figures[name].ci95 if name in figures else None for figures in (on, off)]
-    if intervals[0] is None or intervals[1] is None:
+    on_interval, off_interval = (figures[name].ci95 if name in figures else None for figures in (on, off))
+    if on_interval is None or off_interval is None:
         return 0
-    (on_low, on_high), (off_low, off_high) = intervals[0], intervals[1]
+    (on_low, on_high), (off_low, off_high) = on_interval, off_interval
     return int(off_low > on_high) - int(off_high < on_low)

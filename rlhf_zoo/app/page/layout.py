@@ -119,7 +119,8 @@ def _fill_from_link(
             **_linked_values(training_controls.sampling, link),
         }
 
-    # Gradio passes the result of QUERY_SCRIPT to `fill` unchecked. `Link.parse` accepts any text.
+    # Without triggers, `fill` runs when the page loads. It gets the result of QUERY_SCRIPT unchecked, so `Link.parse`
+    # accepts any text.
     gr.on(
         None,
         fill,

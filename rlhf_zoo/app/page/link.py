@@ -54,7 +54,7 @@ class Link:
 
 
 #: Name of a sampling parameter in a link -> its default. A link leaves out parameters that have their default. The seed
-#: has no default, so every link contains it. Those of temperature and tokens come from `SamplingDefaults`.
+#: has no default, so every link contains it. The defaults of temperature and tokens come from `SamplingDefaults`.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip
@@ -94,10 +94,10 @@ def link_address(
     }
     fields |= {name: value for name, value in {"step": step, "run": run, "kl": kl}.items() if value is not None}
     try:
-        link = f"?{urlencode(fields)}"
+        address = f"?{urlencode(fields)}"
     except UnicodeEncodeError:  # the prompt has a lone surrogate, which no address can hold
         return None
-    return link if len(link) <= MAX_LINK_LENGTH else None
+    return address if len(address) <= MAX_LINK_LENGTH else None
 
 
 def _parse_number(value: str | None) -> float | None:

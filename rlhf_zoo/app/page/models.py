@@ -119,12 +119,12 @@ def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
     weights = [1.0] * len(names) if weights is None else weights
     if not isinstance(weights, list) or len(weights) != len(names) or not all(map(is_finite, weights)):
         return None
-    weighted = [(name, weight) for name, weight in zip(names, weights, strict=True) if weight]
-    if not weighted or not all(map(_may_run, (name for name, _ in weighted))):
+    names = [name for name, weight in zip(names, weights, strict=True) if weight]
+    if not names or not all(map(_may_run, names)):
         return None
-    functions = [load_object(name, group=REWARDS) for name, _ in weighted]
+    functions = [load_object(name, group=REWARDS) for name in names]
     return RuleRewards(
-        Rewards(functions, weights=[weight for _, weight in weighted], timeout=FIRST_RULE_SECONDS),
+        Rewards(functions, weights=list(filter(None, weights)), timeout=FIRST_RULE_SECONDS),
         read_held_out_columns(lineage, hub),
         later_timeout=RULE_SECONDS,
     )
@@ -157,7 +157,8 @@ def _find_timeline_runs(
     """Returns the runs that have checkpoints, the PPO checkpoint's own first, and why some are missing (or None)."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
-        run, stage_folder = None, find_stage_folder(folder)
+        run = None
+        stage_folder = find_stage_folder(folder)
         if stage_folder is not None:
             try:
                 StageRecord(stage_folder).check_own()

@@ -114,10 +114,10 @@ def create_controls(
             1, defaults.max_length, value=defaults.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
-        n: list[gr.Slider] = []
+        count_sliders = []
         if max_completions is not None:
-            n = [
+            count_sliders.append(
                 gr.Slider(1, max_completions, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")
-            ]
+            )
         seed = gr.Number(1, label="Seed", precision=0, min_width=120, elem_id=f"{prefix}seed")
-    return [seed, temperature, top_p, tokens, *n]
+    return [seed, temperature, top_p, tokens, *count_sliders]

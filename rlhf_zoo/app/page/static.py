@@ -21,12 +21,12 @@ _FIGURE_NAMES = {
 }
 
 
-def static_page_html(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
+def static_page_html(models: SpaceModels, snapshots: Sequence[Snapshot]) -> str:
     """Renders the page, which has no scripts. Text from models, cards and prompts is escaped.
 
     Args:
         models: The published models.
-        samples: The finished completions, one snapshot per prompt.
+        snapshots: The finished completions, one snapshot per prompt.
     """
     import jinja2
     from markupsafe import Markup
@@ -47,8 +47,8 @@ def static_page_html(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
         models=models,
         card=card,
         figures=list(_figure_rows(card)),
-        samples=samples,
-        pairs=lambda sample: Markup(pairs_html(sample, is_collapsed=True)),
+        snapshots=snapshots,
+        pairs=lambda snapshot: Markup(pairs_html(snapshot, is_collapsed=True)),
         legend=Markup(legend_html()),
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
     )
@@ -58,7 +58,7 @@ def _figure_rows(card: Card) -> Iterator[tuple[str, str, str]]:
     """Yields (name, SFT, PPO) for each figure of the evaluation."""
     judge = get_nested(card, "evaluation", "judge", "name")
     for key, name in _FIGURE_NAMES.items():
-        sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
+        sft, ppo = (card.estimate(role, key) for role in ("sft", "ppo"))
         if ppo is not None:
             label = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
             yield label, "0: it is the reference" if key == "kl" else _estimate_text(sft), _estimate_text(ppo)
@@ -67,4 +67,4 @@ def _figure_rows(card: Card) -> Iterator[tuple[str, str, str]]:
 
 
 def _estimate_text(figure: CardEstimate | None) -> str:
-    return str(estimate(asdict(figure) if figure is not None else None))
+    return str(estimate(None if figure is None else asdict(figure)))

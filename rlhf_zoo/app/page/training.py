@@ -31,7 +31,7 @@ SLIDER_HINT = (
 
 @dataclass(frozen=True)
 class TrainingControls:
-    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
+    """The components that a link fills in. `sampling` is in the order of the arguments of `sampling_arguments`."""
 
     prompt_box: gr.Textbox
     run_dropdown: gr.Dropdown
@@ -84,11 +84,12 @@ def build_training_tab(
 
     def sample_all_steps(prompt: object, run_name: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            run, rows = timeline.get_run(run_name), list[CheckpointResult]()
+            run = timeline.get_run(run_name)
             steps = run.spread_steps(page_models.comparison.limits.checkpoints)
-            for row in streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
-                rows.append(row)
-                yield "", checkpoints_html(rows, requested=len(steps), total=len(run.points))
+            results: list[CheckpointResult] = []
+            for result in streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
+                results.append(result)
+                yield "", checkpoints_html(results, requested=len(steps), total=len(run.points))
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
@@ -123,10 +124,10 @@ def build_training_tab(
             run = timeline.get_run(run_name)
         except ZooError as error:
             return gr.skip(), notice_html(error)
-        return gr.update(**slider_range(run), value=run.best.step), curves_html(run, run.best.step)
+        return gr.update(**slider_range(run), value=run.default_point.step), curves_html(run, run.default_point.step)
 
     run_dropdown.input(show_run, [run_dropdown], [step_slider, controls.curves_view], **options)
-    if len(timeline.by_beta) > 1:
+    if len(timeline.runs_with_beta) > 1:
         _build_beta_section(page_models, streams, controls=controls, model_options=model_options, options=options)
     return controls
 
@@ -161,9 +162,9 @@ def _create_components(page_models: PageModels, default_run: TimelineRun, defaul
         visible=len(page_models.timeline.runs) > 1,
         elem_id="run",
     )
-    best_step = default_run.best.step
-    curves_view = gr.HTML(curves_html(default_run, best_step), elem_id="curves")
-    step_slider = gr.Slider(**slider_range(default_run), value=best_step, label="Step", elem_id="step")
+    default_step = default_run.default_point.step
+    curves_view = gr.HTML(curves_html(default_run, default_step), elem_id="curves")
+    step_slider = gr.Slider(**slider_range(default_run), value=default_step, label="Step", elem_id="step")
     message_view = create_live_region("training-message")
     step_view = gr.HTML(SLIDER_HINT, elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
@@ -183,18 +184,18 @@ def _build_beta_section(
 ) -> None:
     """Builds the section that compares the runs of an ablation by β. It emphasizes the run in the dropdown "Run"."""
     assert page_models.timeline is not None
-    runs = page_models.timeline.by_beta
+    runs = page_models.timeline.runs_with_beta
 
     def render_frontier(run_name: object) -> str:
         selected = next((index for index, run in enumerate(runs) if run.name == run_name), 0)
         return frontier_html(runs, selected)
 
     def sample_all_betas(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
-        rows: list[CheckpointResult] = []
+        results: list[CheckpointResult] = []
         try:
-            for row in streams.stream_betas(prompt, **sampling_arguments(*sampling)):
-                rows.append(row)
-                yield "", checkpoints_html(rows, requested=len(runs), total=len(runs), by_beta=True)
+            for result in streams.stream_betas(prompt, **sampling_arguments(*sampling)):
+                results.append(result)
+                yield "", checkpoints_html(results, requested=len(runs), total=len(runs), by_beta=True)
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
@@ -223,7 +224,7 @@ def nearest_step(run: TimelineRun, step: object) -> int:
         run: A run with checkpoints.
         step: The requested step, from a slider or a link; the best checkpoint's step if it is not a number.
     """
-    target = step if is_finite(step) else run.best.step
+    target = step if is_finite(step) else run.default_point.step
     return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
 
 
@@ -305,21 +306,22 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
     read: Callable[[TimelinePoint, str], float | None] = getattr
     if all(map(_is_evaluated, runs)):
         source, names, read = "validation prompts", {"reward": "Reward", "judge": "Judge’s score"}, _validation_value
-    charts, marks = "", []
+    charts = ""
+    marks: list[str] = []
     for key, name in names.items():
         curves = [
             KLCurve(
                 f"β = {run.beta:g}",
                 [(point.step, read(point, "kl"), read(point, key)) for point in run.points],
-                run.best.step,
-                _best_kind(run),
+                run.default_point.step,
+                _default_mark(run),
             )
             for run in runs
         ]
         charts += _draw_frontier(curves, name, source, selected)
         marks += [curve.mark for curve in curves if curve.is_marked]
-    kinds = " or ".join(dict.fromkeys(marks))
-    return charts + (f'<p class="zoo-note">Circled: the {kinds} step of each run.</p>' if kinds else "")
+    distinct_marks = " or ".join(dict.fromkeys(marks))
+    return charts + (f'<p class="zoo-note">Circled: the {distinct_marks} step of each run.</p>' if marks else "")
 
 
 def _draw_frontier(curves: Sequence[KLCurve], name: str, source: str, selected: int) -> str:
@@ -328,9 +330,9 @@ def _draw_frontier(curves: Sequence[KLCurve], name: str, source: str, selected: 
     )
 
 
-def _best_kind(run: TimelineRun) -> str:
-    """Returns the reason for a run's `best` checkpoint: recommended, best or last."""
-    return next(iter(run.best.marks), "last")
+def _default_mark(run: TimelineRun) -> str:
+    """Returns why a checkpoint is the run's default: it is recommended, best or last."""
+    return next(iter(run.default_point.marks), "last")
 
 
 def _draw_for_each_screen(draw: Callable[[int], str]) -> str:
@@ -338,18 +340,18 @@ def _draw_for_each_screen(draw: Callable[[int], str]) -> str:
     return f'<div class="zoo-narrow">{draw(PHONE_WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
-def checkpoints_html(rows: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:
+def checkpoints_html(results: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:
     """Renders the completions of a prompt at each finished checkpoint, after the completion of SFT.
 
     Args:
-        rows: The results of the finished checkpoints.
+        results: The results of the finished checkpoints.
         requested: Number of checkpoints in the request.
         total: Number of checkpoints in the run; with `by_beta`, the number of runs.
-        by_beta: Whether each row is a checkpoint of a different run, named by the run's β.
+        by_beta: Whether each result is from a different run, named by the run's β.
     """
-    items = _sft_row_html(rows) + "".join(_checkpoint_row_html(row, by_beta=by_beta) for row in rows)
-    is_done = len(rows) == requested
-    count = f"{requested}" if is_done else f"{len(rows)} of {requested}"
+    items = _sft_item_html(results) + "".join(_checkpoint_item_html(result, by_beta=by_beta) for result in results)
+    is_done = len(results) == requested
+    count = f"{requested}" if is_done else f"{len(results)} of {requested}"
     noun = "runs" if by_beta else "checkpoints"
     note = f"{count} {noun}" + (f", spread over all {total}" if total > requested else "")
     state = "done" if is_done else "writing"
@@ -357,9 +359,9 @@ def checkpoints_html(rows: Sequence[CheckpointResult], *, requested: int, total:
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{items}</ol></div>'
 
 
-def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
+def _sft_item_html(results: Sequence[CheckpointResult]) -> str:
     """Renders the SFT completion, the starting point of training; "" until a checkpoint is done."""
-    snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
+    snapshot = next((result.snapshot for result in results if result.snapshot is not None), None)
     if snapshot is None:
         return ""
     # The log-ratio and KL of SFT's completion differ between checkpoints, so they are set to NaN, shown as a dash.
@@ -369,19 +371,19 @@ def _sft_row_html(rows: Sequence[CheckpointResult]) -> str:
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 
-def _checkpoint_row_html(row: CheckpointResult, *, by_beta: bool) -> str:
-    name = f"β = {row.beta:g}" if by_beta and row.beta is not None else escape_text(row.point.tag)
-    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
-    figures = _figures_text(row.point)
-    tag = escape_text(row.point.tag) + " · " if by_beta else ""
+def _checkpoint_item_html(result: CheckpointResult, *, by_beta: bool) -> str:
+    name = f"β = {result.beta:g}" if by_beta and result.beta is not None else escape_text(result.point.tag)
+    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in result.point.marks)
+    figures = _figures_text(result.point)
+    tag = escape_text(result.point.tag) + " · " if by_beta else ""
     head = f"<header><h3>{name}</h3>{marks}<span>{tag}{figures}</span></header>"
-    if row.snapshot is None:
-        body = f'<p class="zoo-text"><span class="none">{escape_text(row.problem)}</span></p>'
+    if result.snapshot is None:
+        body = f'<p class="zoo-text"><span class="none">{escape_text(result.problem)}</span></p>'
     else:
-        snapshot, completion = row.snapshot, row.snapshot.ppo[0]
+        snapshot, completion = result.snapshot, result.snapshot.ppo[0]
         text = completion_html(snapshot.prompt, completion, heat_map=True, is_chat=snapshot.is_chat)
         body = text + figures_html(completion)
-    return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
+    return f'<li><article class="zoo-card zoo-ppo" data-step="{result.point.step}">{head}{body}</article></li>'
 
 
 def _figures_text(point: TimelinePoint) -> str:

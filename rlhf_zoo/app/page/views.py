@@ -122,12 +122,12 @@ def _draw_token_charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     all_values = [value for sample in samples.values() for value in sample.token_values or ()]
     html_by_role = {}
     for role, sample in samples.items():
-        shared: dict[str, Any] = {"labels": sample.tokens, "role": role, "x_max": x_max}
-        html = draw_token_bars(sample.token_kl, title="KL at each position", unit="nats", y_max=kl_max, **shared)
+        options: dict[str, Any] = {"labels": sample.tokens, "role": role, "x_max": x_max}
+        html = draw_token_bars(sample.token_kl, title="KL at each position", unit="nats", y_max=kl_max, **options)
         if sample.token_values is not None:
             span = (min(all_values), max(all_values))
             html += draw_token_line(
-                sample.token_values, title="PPO's value at each position", unit="", span=span, **shared
+                sample.token_values, title="PPO's value at each position", unit="", span=span, **options
             )
         html_by_role[role] = f'<div class="zoo-charts">{html}</div>'
     return html_by_role
@@ -177,11 +177,9 @@ def _token_details_html(snapshot: Snapshot, row: int, *, is_collapsed: bool) -> 
         for role, html in chart_html.items()
         if html
     )
-    tables = ""
+    numbers = ""
     if snapshot.done:
         tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in ROLE_NAMES)
-    numbers = ""
-    if tables:
         numbers = (
             f'<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-pair">{tables}</div></details>'
         )
@@ -209,8 +207,8 @@ def summary_html(snapshot: Snapshot) -> str:
         reward = f"reward {format_signed(fmean(rewards))}, " if rewards else ""
         length = format_number(fmean(sample.length for sample in samples), 0)
         parts.append(f"{ROLE_NAMES[role]}: {reward}{length} tokens")
-    mean = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
-    return f'<p class="zoo-visually-hidden">Finished{mean}. {". ".join(parts)}.</p>'
+    mean_note = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
+    return f'<p class="zoo-visually-hidden">Finished{mean_note}. {". ".join(parts)}.</p>'
 
 
 def empty_pairs_html() -> str:
@@ -247,11 +245,11 @@ def _means_html(snapshot: Snapshot) -> str:
     """Renders the means over n completions of one prompt; "" for a single completion or before all are done."""
     if snapshot.n < 2 or not snapshot.done:
         return ""
-    cells = []
+    rows = []
     samples_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
     for role, samples in samples_by_role.items():
         rewards = [sample.reward for sample in samples if sample.reward is not None]
-        cells.append(
+        rows.append(
             f'<tr class="zoo-{role}"><th scope="row">{ROLE_NAMES[role]}</th>'
             f'<td data-mean="{role}-reward">{format_signed(fmean(rewards)) if rewards else "none"}</td>'
             f'<td data-mean="{role}-log_ratio">{format_signed(fmean(sample.log_ratio for sample in samples))}</td>'
@@ -262,7 +260,7 @@ def _means_html(snapshot: Snapshot) -> str:
     return (
         f'<div class="zoo-scroll"><table class="zoo-means"><caption>Means over {snapshot.n} completions of this prompt'
         "</caption><thead><tr><td></td><th>Reward</th><th>Log-ratio</th><th>Summed KL</th><th>Tokens</th>"
-        f"<th>Stopped by itself</th></tr></thead><tbody>{''.join(cells)}</tbody></table></div>"
+        f"<th>Stopped by itself</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

@@ -51,7 +51,7 @@ class VoteFigures:
             votes. The interval of the win rate is None until it is first computed.
         is_exact: Whether every figure includes every vote.
         votes_in_intervals: Number of votes that the intervals include.
-        unsent: Number of votes that wait on disk because sending fails; 0 otherwise.
+        unsent_count: Number of votes that wait on disk because sending fails; 0 otherwise.
         send_problem: Why the last votes were not sent; None if they were sent.
         read_problem: Why votes on the Hub may be missing; None if none are.
     """
@@ -59,7 +59,7 @@ class VoteFigures:
     summary: Mapping[str, Any]
     is_exact: bool
     votes_in_intervals: int
-    unsent: int
+    unsent_count: int
     send_problem: str | None
     read_problem: str | None
 
@@ -181,7 +181,7 @@ class Tally:
     def figures(self) -> VoteFigures:
         """Returns the figures so far, without waiting."""
         send_problem = self._box.send_problem
-        unsent = len(self._box.unsent_ids()) if send_problem is not None else 0
+        unsent_count = len(self._box.unsent_ids()) if send_problem is not None else 0
         with self._changed:
             votes, summary, is_exact = self._votes, dict(self._summary), self._summarized_votes is self._votes
             read_problem = self._read_problem
@@ -190,17 +190,17 @@ class Tally:
             counts = _count_verdicts(votes.values())
             win_rate = _win_rate(counts)
             if win_rate is not None:
-                earlier = summary["win_rate"] or {"ci95": None, "prompts": None}
-                win_rate |= {key: earlier[key] for key in ("ci95", "prompts")}
+                earlier_rate = summary["win_rate"] or {"ci95": None, "prompts": None}
+                win_rate |= {key: earlier_rate[key] for key in ("ci95", "prompts")}
             summary |= {"votes": len(votes), "counts": counts, "win_rate": win_rate}
-        return VoteFigures(summary, is_exact, votes_in_intervals, unsent, send_problem, read_problem)
+        return VoteFigures(summary, is_exact, votes_in_intervals, unsent_count, send_problem, read_problem)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:
-            new = {vote.id: vote for vote in votes if vote.id not in self._votes}
-            if new:
-                self._votes = {**self._votes, **new}
-                self._new_votes |= new
+            new_votes = {vote.id: vote for vote in votes if vote.id not in self._votes}
+            if new_votes:
+                self._votes = {**self._votes, **new_votes}
+                self._new_votes |= new_votes
                 self._changed.notify_all()
 
     def _keep_reading(self) -> None:
@@ -208,10 +208,10 @@ class Tally:
             with self._changed:
                 self._new_votes = {}
             pause, problem = self._read_interval, None
-            stored: list[Vote] = []
+            stored_votes: list[Vote] = []
             try:
                 # Other processes may share the journal: they add votes to it, and send those of this process.
-                stored = merge_votes(self._store.read(), self._box.votes())
+                stored_votes = merge_votes(self._store.read(), self._box.votes())
             except Exception as error:
                 if not isinstance(error, (ZooError, *client_errors())):
                     log.exception("The votes of %s could not be read; trying again later.", self.name)
@@ -219,7 +219,7 @@ class Tally:
             with self._changed:
                 if problem is None:
                     # The read may miss votes that arrived after it began. Any other vote that it misses was deleted.
-                    votes = {vote.id: vote for vote in stored} | self._new_votes
+                    votes = {vote.id: vote for vote in stored_votes} | self._new_votes
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
                 elif self._read_problem in (None, NOT_YET_READ):  # only the first of several failures is logged
@@ -227,11 +227,9 @@ class Tally:
                 self._read_problem = problem
                 self._has_sent_since_read = False
                 self._changed.notify_all()
-                shortest = min(self._read_interval_after_sending, pause)
-                self._changed.wait_for(lambda: self._is_closing, shortest)
-                self._changed.wait_for(
-                    lambda: self._is_closing or self._has_sent_since_read, max(pause - shortest, 0.0)
-                )
+                min_pause = min(self._read_interval_after_sending, pause)
+                self._changed.wait_for(lambda: self._is_closing, min_pause)
+                self._changed.wait_for(lambda: self._is_closing or self._has_sent_since_read, pause - min_pause)
                 if self._is_closing:
                     return
 

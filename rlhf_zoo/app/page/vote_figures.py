@@ -44,12 +44,13 @@ def votes_html(figures: VoteFigures, data_set: str) -> str:
     counts = figures.summary["counts"]
     labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
-    votes = figures.summary["votes"]
-    head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
+    vote_count = figures.summary["votes"]
+    head = f"<h2>{vote_count} vote{'s' * (vote_count != 1)} so far</h2>{_win_rate_html(figures.summary['win_rate'])}"
+    is_exact = str(figures.is_exact).lower()
     notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set))
     return (
-        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.is_exact).lower()}">{head}'
-        f"{_win_rate_html(figures.summary['win_rate'])}{figure_list_html(rows)}{_ratings_html(figures.summary)}{notes}</section>"
+        f'<section class="zoo-votes-so-far" data-votes="{vote_count}" data-exact="{is_exact}">'
+        f"{head}{figure_list_html(rows)}{_ratings_html(figures.summary)}{notes}</section>"
     )
 
 
@@ -66,8 +67,8 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
         f"PPO is preferred over SFT in {format_number(100 * value, 1)}% of {rate['n']} votes, where a tie counts "
         f"one half and “Both bad” is left out; 95% interval {ci_text}"
     )
-    count = rate.get("prompts")
-    prompts = f" ({count} prompt{'s' * (count != 1)} so far)" if count else ""
+    prompt_count = rate.get("prompts")
+    prompts = f" ({prompt_count} prompt{'s' * (prompt_count != 1)} so far)" if prompt_count else ""
     band = ""
     if interval:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
@@ -113,8 +114,8 @@ def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     data_set = escape_text(data_set)
     if not figures.is_exact and figures.votes_in_intervals:
         yield f"Intervals and ratings cover {figures.votes_in_intervals} of these votes; the others are being added."
-    if figures.send_problem is not None and figures.unsent:
-        waiting = "1 vote is waiting" if figures.unsent == 1 else f"{figures.unsent} votes are waiting"
+    if figures.send_problem is not None and figures.unsent_count:
+        waiting = "1 vote is waiting" if figures.unsent_count == 1 else f"{figures.unsent_count} votes are waiting"
         yield (
             f"{waiting} on the server, because {data_set} is not accepting votes at the moment "
             f"({escape_text(figures.send_problem)}). The server keeps trying."

@@ -88,11 +88,12 @@ def deploy(
     with translate_hub_errors(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
         repos = dict.fromkeys([*(model.repo for model in models.by_role.values()), *models.runs])
         private_models = tuple(repo for repo in repos if api.model_info(repo).private)
-    creation_failure = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
-    with translate_hub_errors(*creation_failure):
+    failure_and_remedy = (f"Cannot create the Space {space} on {endpoint}", "check that the token may write there.")
+    with translate_hub_errors(*failure_and_remedy):
         existing_space = _find_existing_space(api, space)
     if existing_space is None:
-        kind, private = _SpaceKind("gradio", CPU), bool(private_models) if private is None else private
+        kind = _SpaceKind("gradio", CPU)
+        private = bool(private_models) if private is None else private
     else:
         _check_visibility(space, private, existing_space.private, private_models)
         kind, private = _SpaceKind(existing_space.sdk, existing_space.hardware), existing_space.private
@@ -108,15 +109,15 @@ def deploy(
             )
         return _files_in(folder)
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _delete_on_failure(api) as created:
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _delete_on_failure(api) as new_repos:
         files = write(Path(scratch) / "first", kind)  # before the Space is created, because this may fail
         if existing_space is None:
-            planned = kind
-            with translate_hub_errors(*creation_failure):
+            planned_kind = kind
+            with translate_hub_errors(*failure_and_remedy):
                 kind = _create_space(api, space, private=private)
-            created.append((space, "space"))
+            new_repos.append((space, "space"))
             # The account may get other hardware than planned, or only a static page.
-            if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
+            if (kind.sdk, kind.hardware) != (planned_kind.sdk, planned_kind.hardware):
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
             failure = f"Cannot create the data set {models.votes} on {endpoint}"
@@ -124,7 +125,7 @@ def deploy(
                 # Otherwise the page would create it as a public data set.
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
-                    created.append((models.votes, "dataset"))
+                    new_repos.append((models.votes, "dataset"))
         with translate_hub_errors(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
             commit = _commit(api, space, models, files, existing_space)
     return Deployment(
@@ -169,11 +170,11 @@ class _SpaceKind(NamedTuple):
 @contextmanager
 def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
     """Yields a list to which the caller adds the (id, type) of new repositories. On failure, deletes the empty ones."""
-    created: list[tuple[str, str]] = []
+    new_repos: list[tuple[str, str]] = []
     try:
-        yield created
+        yield new_repos
     except BaseException:
-        for repo, repo_type in created:
+        for repo, repo_type in new_repos:
             try:
                 if set(api.list_repo_files(repo, repo_type=repo_type)) <= _INITIAL_FILES:
                     api.delete_repo(repo, repo_type=repo_type)
@@ -237,11 +238,12 @@ def _commit(
     """Replaces the files of an earlier deployment in one commit. Returns the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    stale = [name for name in (existing.files if existing else ()) if _is_deployed_file(name) and name not in files]
+    old_files = existing.files if existing else ()
+    stale_files = [name for name in old_files if _is_deployed_file(name) and name not in files]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, str(path)) for name, path in files.items()
     ]
-    operations += [CommitOperationDelete(name) for name in stale]
+    operations += [CommitOperationDelete(name) for name in stale_files]
     commit = api.create_commit(
         space,
         operations,

@@ -105,15 +105,14 @@ def find_models(
             model, or `votes` is not a valid repository id.
     """
     votes = None if votes is None else HubVotes(votes).name
-    root = _find_published(ppo)
+    root = _find_published_node(ppo)
     card = root.card
     if not card.is_ppo:
         stage = clean(str(card["stage"]))
         raise ZooError(
             f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass a PPO model that was trained from it."
         )
-    parents = {node.entry.role: node for node in root.parents}
-    sft_model = _find_named_model(sft, "sft") if sft is not None else _find_parent_model(ppo, parents.get("sft"), "sft")
+    sft_model = _find_model("sft", sft, ppo, root)
     if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
     data_repos = [
@@ -122,9 +121,7 @@ def find_models(
     return SpaceModels(
         ppo=_pin(root),
         sft=sft_model,
-        reward=_find_named_model(reward, "reward")
-        if reward is not None
-        else _find_parent_model(ppo, parents.get("reward"), "reward"),
+        reward=_find_model("reward", reward, ppo, root),
         datasets=tuple(dict.fromkeys(repo for repo in data_repos if repo)),
         recipe=card.recipe,
         card=card,
@@ -162,14 +159,14 @@ def add_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[S
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
-def _find_published(name: str) -> Node:
+def _find_published_node(name: str) -> Node:
     if Path(name).is_dir():
         raise ZooError(f"{name} is a local folder, but a Space shows published models: pass NAMESPACE/NAME.")
     return find_family(name)
 
 
 def _find_named_model(name: str, role: str) -> PinnedModel:
-    node = _find_published(name)
+    node = _find_published_node(name)
     if node.stage is not None and (node.stage == "reward") != (role == "reward"):
         model_kind = "a reward model" if role == "reward" else "a policy"
         raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {model_kind}.")
@@ -183,8 +180,11 @@ def _pin(node: Node) -> PinnedModel:
     return PinnedModel(node.entry.repo, node.member.commit)
 
 
-def _find_parent_model(child: str, node: Node | None, role: str) -> PinnedModel | None:
-    """Returns the parent model of a role; None if the checkpoint's card names no such parent."""
+def _find_model(role: str, name: str | None, child: str, child_node: Node) -> PinnedModel | None:
+    """Returns the model `name`; without a name, the child's parent of this role, or None if its card names none."""
+    if name is not None:
+        return _find_named_model(name, role)
+    node = {parent.entry.role: parent for parent in child_node.parents}.get(role)
     if node is None:
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
@@ -202,7 +202,7 @@ def _iterate_ancestors(node: Node) -> Iterator[Node]:
         yield from _iterate_ancestors(parent)
 
 
-# The files
+# Writing the files
 
 
 def find_space_folder() -> Path:
@@ -325,8 +325,9 @@ def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
 
 def _readme_text(models: SpaceModels, *, hardware: str) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
-    gradio = {"sdk_version": version} if (version := _installed_version("gradio")) else {}
-    front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **gradio)
+    gradio = _installed_version("gradio")
+    sdk_fields = {"sdk_version": gradio} if gradio else {}
+    front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **sdk_fields)
     body = body.replace(_MODELS_PLACEHOLDER, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
     return front + body
 

@@ -65,9 +65,8 @@ def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
     Raises:
         ZooError: Installed files are missing.
     """
-    recorded = [PurePosixPath(str(file)) for file in installed.files or []]
     members = sorted(
-        (path for path in recorded if _belongs_in_wheel(path)),
+        filter(_belongs_in_wheel, (PurePosixPath(str(file)) for file in installed.files or [])),
         key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
     )
     missing = [path for path in members if not Path(str(installed.locate_file(path))).is_file()]
@@ -78,15 +77,15 @@ def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
         )
     stem = f"{installed.metadata['Name'].replace('-', '_')}-{installed.version}"
     target = folder / f"{stem}-py3-none-any.whl"
-    record = []
+    record_lines = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path in members:
             content = Path(str(installed.locate_file(path))).read_bytes()
             _add_entry(wheel, str(path), content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-            record.append(f"{path},sha256={digest},{len(content)}")
-        name = f"{stem}.dist-info/RECORD"
-        _add_entry(wheel, name, "\n".join([*record, f"{name},,", ""]).encode())
+            record_lines.append(f"{path},sha256={digest},{len(content)}")
+        record_name = f"{stem}.dist-info/RECORD"
+        _add_entry(wheel, record_name, "\n".join([*record_lines, f"{record_name},,", ""]).encode())
     return target
 
 

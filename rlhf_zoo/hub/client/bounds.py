@@ -28,7 +28,7 @@ MAX_PAGES = 1_000
 MAX_JSON_BYTES = 64 * 2**20
 MAX_COMPRESSED_BYTES = 8 * 2**20
 
-# For each thread, the page number that it has reached in the list that it is reading, and the next page's address.
+# For each thread, which page of a list it has read (`page`), and the address of the next page (`next_address`).
 _current_list = threading.local()
 
 
@@ -86,11 +86,12 @@ def _limit_response(response: Response) -> None:
         # huggingface_hub reads whole seconds only. Wait at least 1: this clock may be ahead of the header's date.
         if "Retry-After" in response.headers:
             response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
-    next_page = (response.links.get("next") or {}).get("url")
+    next_address = (response.links.get("next") or {}).get("url")
     # If this thread requests the page that its last response named, it is still reading the same list.
-    page = _current_list.page + 1 if str(response.request.url) == getattr(_current_list, "next", None) else 1
-    _current_list.next, _current_list.page = next_page and str(response.request.url.join(next_page)), page
-    if next_page and page >= MAX_PAGES:
+    is_same_list = str(response.request.url) == getattr(_current_list, "next_address", None)
+    _current_list.page = _current_list.page + 1 if is_same_list else 1
+    _current_list.next_address = next_address and str(response.request.url.join(next_address))
+    if next_address and _current_list.page >= MAX_PAGES:
         raise HfHubHTTPError(f"its list of {response.request.url.path} has over {MAX_PAGES} pages", response=response)
     if "json" in response.headers.get("Content-Type", ""):
         response.stream = _limited_stream(response)
@@ -134,6 +135,8 @@ def _limited_stream(response: Response) -> SyncByteStream:
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 
+    stream = cast("SyncByteStream", response.stream)  # the client is synchronous
+
     class LimitedStream(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
             # The stream may be compressed, and the client unpacks it later, so compressed bytes have a lower limit.
@@ -147,5 +150,4 @@ def _limited_stream(response: Response) -> SyncByteStream:
         def close(self) -> None:
             stream.close()
 
-    stream = cast("SyncByteStream", response.stream)  # the client is synchronous
     return LimitedStream()

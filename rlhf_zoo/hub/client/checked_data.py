@@ -410,7 +410,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_inconclusive(error: Exception) -> bool:
-    """Whether an error leaves open if the data set exists: the Hub was unreachable or failed, or no token was valid."""
+    """Whether an error does not tell if the data set exists: no Hub answered, the Hub failed, or no token was valid."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):

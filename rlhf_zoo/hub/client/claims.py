@@ -47,8 +47,8 @@ def claim_repository(
         repo: NAMESPACE/NAME.
         run_id: Id of the run.
         sent_tags: Tag -> commit, for the checkpoints that this run sent there.
-        overwrite: Whether to take the repository from another run. If so, deletes all tags except those in `sent_tags`.
-        drop_old_tags: Whether to delete these tags even without `overwrite`, because the run started over.
+        overwrite: Whether to take the repository from another run, and to delete the tags that are not in `sent_tags`.
+        drop_old_tags: Whether to delete those tags even without `overwrite`, because the run started over.
         private: Whether a new repository is private.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
@@ -65,14 +65,14 @@ def claim_repository(
         if claimant == run_id:
             return None
         if not overwrite and (claimant is not None or not _is_free(repo, head, sent_tags.values(), hub)):
-            raise _claimed_by_another(repo, claimant, hub)
+            raise _claim_error(repo, claimant, hub)
         content = json.dumps({"run": run_id}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
     commit_on_head(repo, make_operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
     # Delete tags only after the claim: until then, they may belong to another run.
-    for tag, commit in all_tags(repo, hub=hub).items() if drop_old_tags or overwrite else ():
-        if sent_tags.get(tag) != commit:
+    if drop_old_tags or overwrite:
+        for tag, _ in sorted(all_tags(repo, hub=hub).items() - sent_tags.items()):
             hub.api().delete_tag(repo, tag=tag)
 
 
@@ -100,7 +100,7 @@ def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub =
     """
     claimant = _read_claimant(repo, commit, hub)
     if claimant != run_id:
-        raise _claimed_by_another(repo, claimant, hub)
+        raise _claim_error(repo, claimant, hub)
 
 
 def commit_on_head(
@@ -134,12 +134,12 @@ def commit_on_head(
     api = hub.api()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         head = str(api.repo_info(repo, revision=revision, repo_type=repo_type).sha)
-        changes = make_operations(head)
-        if changes is None:
+        operations = make_operations(head)
+        if operations is None:
             return None
         try:
             return api.create_commit(
-                repo, changes, commit_message=message, revision=revision, repo_type=repo_type, parent_commit=head
+                repo, operations, commit_message=message, revision=revision, repo_type=repo_type, parent_commit=head
             ).oid
         except HfHubHTTPError as error:
             if status_of(error) not in CONFLICT_STATUSES or attempt == MAX_ATTEMPTS:
@@ -172,7 +172,7 @@ def _is_free(repo: str, head: str, sent_commits: Iterable[str], hub: Hub) -> boo
     return any(api.revision_exists(repo, commit) for commit in sent_commits)
 
 
-def _claimed_by_another(repo: str, claimant: str | None, hub: Hub) -> ZooError:
+def _claim_error(repo: str, claimant: str | None, hub: Hub) -> ZooError:
     run = f"another run ({claimant[:8]})" if claimant else "another run"
     is_finished = "best" in all_tags(repo, hub=hub)
     return ZooError(

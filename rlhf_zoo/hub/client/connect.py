@@ -174,11 +174,11 @@ class Hub:
         if self.offline:
             return None
         try:
-            answer = get_session().head(self.address, timeout=PROBE_TIMEOUT)
+            response = get_session().head(self.address, timeout=PROBE_TIMEOUT)
         except (HTTPError, OSError) as error:
             return error
-        message = f"{answer.status_code} {answer.reason_phrase}"
-        return HfHubHTTPError(message, response=answer) if answer.status_code in OUTAGE_STATUSES else None
+        message = f"{response.status_code} {response.reason_phrase}"
+        return HfHubHTTPError(message, response=response) if response.status_code in OUTAGE_STATUSES else None
 
     @property
     def _client_options(self) -> dict[str, Any]:
@@ -319,17 +319,19 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     global _current_hub
     with contextlib.ExitStack() as stack:
         # Open the source first: it may use the user's own token and caches, which `_set_environment` below hides.
-        source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
-        # Without a token for the source, send none. With None, huggingface_hub would send the token of the target.
-        source_hub = source_hub and replace(source_hub, token=source_hub.token or False)
+        source_hub = None
+        if source is not None:
+            source_hub = stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
+            # Without a token for the source, send none. With None, huggingface_hub would send the token of the target.
+            source_hub = replace(source_hub, token=source_hub.token or False)
         hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _set_environment(hub)
         bounds.install()
-        previous, _current_hub = _current_hub, replace(hub, source_hub=source_hub)
+        previous_hub, _current_hub = _current_hub, replace(hub, source_hub=source_hub)
         try:
             yield _current_hub
         finally:
-            _current_hub = previous
+            _current_hub = previous_hub
 
 
 @contextlib.contextmanager
@@ -379,8 +381,8 @@ def _set_environment(hub: Hub) -> None:
         from ..server.process import NO_TELEMETRY
 
         # The Hub is on this machine, so use no proxy, and use plain LFS: Xet would save no traffic.
-        unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK_HOSTS]))
-        os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
+        no_proxy_hosts = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK_HOSTS]))
+        os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=no_proxy_hosts, no_proxy=no_proxy_hosts)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     reload_clients()
 

@@ -10,7 +10,7 @@ README = "README.md"
 #: The files in which `datasets` looks for patterns.
 CARD_FILES = (README, ".huggingface.yaml")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # matches a drive letter too
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERN_KEYS = ("data_files", "data_dir")
 #: Keys of a configuration that are for human readers. `datasets` does not open addresses in them.
 _DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
@@ -97,7 +97,7 @@ def leads_out(pattern: str) -> bool:
         or "://" in pattern
         or pattern.startswith(("/", "\\", "~", " "))
         or _SCHEME.match(pattern)
-        or _CONTROL.search(pattern)
+        or _CONTROL_CHARACTER.search(pattern)
         or ".." in re.split(r"[/\\]", pattern)
     )
 
@@ -108,9 +108,8 @@ def _front_matter(text: str) -> str:
 
     if match := REGEX_YAML_BLOCK.search(text):
         return str(match[2])
-    stripped = text.lstrip("\ufeff \t\r\n")
     # This version of `datasets` sees no front matter here, but another version might.
-    if stripped.startswith("---") and any(key in stripped for key in _PATTERN_KEYS):
+    if text.lstrip("\ufeff \t\r\n").startswith("---") and any(key in text for key in _PATTERN_KEYS):
         raise BadYAML("its front matter has no end")
     return ""
 

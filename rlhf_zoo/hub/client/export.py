@@ -268,8 +268,8 @@ class _Export:
         self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
-        self.accepted: set[str] = set()  # the target's first commit, and the commits that earlier exports sent
-        self.reported = self.sent = 0  # number of commits that were reported, and that were sent
+        self.accepted_commits: set[str] = set()  # the target's first commit, and the commits that earlier exports sent
+        self.reported_count = self.sent_count = 0  # of commits
 
     def run(self, private: bool | None) -> ExportResult:
         branches, tags = self.source.branches(), self.source.tags()
@@ -280,17 +280,18 @@ class _Export:
         ):
             self._create(self.source.private if private is None else private)
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).branches}
-        missing = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
-        total = sum(map(len, missing.values()))
+        missing_commits = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
+        total = sum(map(len, missing_commits.values()))
         new_heads = {}
         for branch in branches:
-            new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
-        exportable = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
-        self._tag(exportable)
+            new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing_commits[branch.name], total)
+        tags_to_send = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        self._tag(tags_to_send)
         branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
-        self._verify(branch_heads | {commit for commit, _ in exportable.values()})
-        new_tags = {name: self.commits[commit] for name, (commit, _) in exportable.items()}
-        return ExportResult(self.commits, new_tags, new_heads, self.sent, sorted(tags.keys() - exportable.keys()))
+        self._verify(branch_heads | {commit for commit, _ in tags_to_send.values()})
+        new_tags = {name: self.commits[commit] for name, (commit, _) in tags_to_send.items()}
+        skipped_tags = sorted(tags.keys() - tags_to_send.keys())
+        return ExportResult(self.commits, new_tags, new_heads, self.sent_count, skipped_tags)
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind
@@ -308,28 +309,29 @@ class _Export:
         """
         if head is None:
             return self._commits_to_send(branch)
-        with self._refusals_of("a request for its history"):
+        with self._translate_refusal("a request for its history"):
             history = self.api.list_repo_commits(**self.target, revision=head)
-        existing = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
-        existing = [entry for entry in existing if entry[0] not in self.accepted]
+        # Target commit -> the commits that its trailers name.
+        origins = {entry.commit_id: TRAILER.findall(entry.message) for entry in reversed(history)}
+        target_commits = [commit for commit in origins if commit not in self.accepted_commits]
         # A Hub makes the first commit of main itself. Build on that commit if it has only the files of a new
         # repository, or if exported commits follow it.
-        if branch.name == MAIN and existing and not existing[0][1]:
-            first, _ = existing.pop(0)
+        if branch.name == MAIN and target_commits and not origins[target_commits[0]]:
+            first = target_commits.pop(0)
             listing = self._list_target_files(first)
-            if not existing and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
+            if not target_commits and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
                 raise self._foreign_commit_error(first)
-            self.accepted.add(first)
+            self.accepted_commits.add(first)
             if not any(self._changes(branch.commits[0], listing)):
                 self.commits[branch.commits[0]] = first
         missing = self._commits_to_send(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # use the last trailer.
-        for commit, origins in existing:
-            if not missing or origins[-1:] != missing[:1]:
+        for commit in target_commits:
+            if not missing or origins[commit][-1:] != missing[:1]:
                 raise self._foreign_commit_error(commit)
             self.commits[missing.pop(0)] = commit
-            self.accepted.add(commit)
+            self.accepted_commits.add(commit)
         return missing
 
     def _commits_to_send(self, branch: Branch) -> list[str]:
@@ -354,17 +356,17 @@ class _Export:
             # A branch that shares no commit with an earlier branch starts at main's first commit, and its own first
             # commit then replaces all files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
-            with self._refusals_of(f"the branch {branch.name}"):
+            with self._translate_refusal(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
-        previous = branch.fork
+        parent = branch.fork
         for commit in branch.commits:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
                 # This commit changes no file, so it maps to the same commit of the target as its parent.
-                assert previous is not None
-                self.commits[commit] = self.commits[previous]
-            previous = commit
+                assert parent is not None
+                self.commits[commit] = self.commits[parent]
+            parent = commit
         return head
 
     def _send(self, branch: str, commit: str, head: str, total: int) -> str:
@@ -375,15 +377,15 @@ class _Export:
         blobs = self.source.files(commit)
         paths_to_add, paths_to_delete = self._changes(commit, self._list_target_files(head))
         size = sum(self.source.size(blobs[path]) for path in paths_to_add)
-        self.reported += 1
+        self.reported_count += 1
         file_summary = f"{len(paths_to_add)} files ({size / 1e6:,.1f} MB), {len(paths_to_delete)} deleted"
-        self.report(f"[{self.reported}/{total}] {commit[:8]} {title}: {file_summary}")
+        self.report(f"[{self.reported_count}/{total}] {commit[:8]} {title}: {file_summary}")
         if not paths_to_add and not paths_to_delete:
             return head
         # Delete first, because a new file may have the name of a folder that is deleted.
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         operations += [CommitOperationDelete(path_in_repo=path) for path in paths_to_delete]
-        with self._refusals_of(f"the commit {commit[:8]}"):
+        with self._translate_refusal(f"the commit {commit[:8]}"):
             operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in paths_to_add]
             new_commit = self.api.create_commit(
                 **self.target,
@@ -393,19 +395,19 @@ class _Export:
                 revision=branch,
                 parent_commit=head,
             )
-        self.sent += 1
+        self.sent_count += 1
         return str(new_commit.oid)
 
     def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
-        with self._refusals_of("its tags"):
+        with self._translate_refusal("its tags"):
             existing_tags = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).tags}
             for name, (commit, message) in tags.items():
-                target = self.commits[commit]
-                if existing_tags.get(name) == target:
+                new_commit = self.commits[commit]
+                if existing_tags.get(name) == new_commit:
                     continue
                 if name in existing_tags:  # the Hub's protocol cannot move a tag
                     self.api.delete_tag(**self.target, tag=name)
-                self.api.create_tag(**self.target, tag=name, revision=target, tag_message=message)
+                self.api.create_tag(**self.target, tag=name, revision=new_commit, tag_message=message)
 
     def _verify(self, commits: set[str]) -> None:
         # huggingface_hub silently drops files that the repository's .gitignore matches.
@@ -422,7 +424,7 @@ class _Export:
         """Returns path -> file, as the target lists a commit."""
         from huggingface_hub import RepoFile
 
-        with self._refusals_of("a request for its files"):
+        with self._translate_refusal("a request for its files"):
             entries = list(self.api.list_repo_tree(**self.target, revision=commit, recursive=True))
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
@@ -434,5 +436,5 @@ class _Export:
         ]
         return paths_to_add, sorted(listing.keys() - files.keys())
 
-    def _refusals_of(self, request: str) -> AbstractContextManager[None]:
+    def _translate_refusal(self, request: str) -> AbstractContextManager[None]:
         return translate_hub_errors(f"{self.name} refused {request}", "run the same command again to continue.")

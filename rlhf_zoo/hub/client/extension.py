@@ -54,9 +54,9 @@ def install() -> str | None:
         ZooError: Another extension has this name, the folder cannot be written, or this environment has no such script.
     """
     script, target = executable(), folder()
-    previous = _own_manifest(target)
+    old_manifest = _own_manifest(target)
     # An interrupted installation leaves an empty folder.
-    if previous is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+    if old_manifest is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
         "owner": SOURCE,
@@ -68,12 +68,12 @@ def install() -> str | None:
         "description": DESCRIPTION,
         "commit_sha": None,
     }
-    if previous is None or manifest != {key: value for key, value in previous.items() if key != "installed_at"}:
+    if old_manifest is None or manifest != {key: value for key, value in old_manifest.items() if key != "installed_at"}:
         write_json(target / MANIFEST, manifest | {"installed_at": now()})
     if not _is_in_future(target / COMMIT_CACHE):
         write_bytes(target / COMMIT_CACHE, b"")
         os.utime(target / COMMIT_CACHE, (FAR_FUTURE, FAR_FUTURE))
-    return previous["executable_path"] if previous else None
+    return old_manifest["executable_path"] if old_manifest else None
 
 
 def uninstall() -> bool:

@@ -68,9 +68,9 @@ class _Destination:
             ZooError: The disk has too little free space.
         """
         # Keyed by target, because files with equal content share a blob in the cache.
-        missing = {self.target(file): file.size - self._bytes_present(file) for file in files}
+        missing_bytes = {self.target(file): file.size - self._bytes_present(file) for file in files}
         nearest_folder = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        needed, free = sum(missing.values()), shutil.disk_usage(nearest_folder).free
+        needed, free = sum(missing_bytes.values()), shutil.disk_usage(nearest_folder).free
         if needed > free:
             raise ZooError(
                 f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
@@ -92,8 +92,8 @@ class _Destination:
         """Lists the files in the folder that do not belong to the commit."""
         return []
 
-    def _remove_empty_partials(self) -> None:
-        # rmdir fails if the folder is not empty. Then an interrupted pull of another revision can still resume.
+    def _remove_partial_folder(self) -> None:
+        # rmdir fails if the folder is not empty, so an interrupted pull of another revision can still resume.
         with contextlib.suppress(OSError):
             (self.folder / PARTIAL_FOLDER).rmdir()
 
@@ -117,10 +117,11 @@ class Folder(_Destination):
             ZooError: The folder holds files that did not come from a pull of this repository, a file would be written
                 through a symbolic link, or a file would be written into the client's folder.
         """
-        if (reserved := next((entry.path for entry in files if _is_reserved(entry.path)), None)) is not None:
+        reserved_path = next((file.path for file in files if _is_reserved(file.path)), None)
+        if reserved_path is not None:
             raise ZooError(
-                f"{self.repo} contains {reserved}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch it "
-                "without --output_dir."
+                f"{self.repo} contains {reserved_path}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch "
+                "it without --output_dir."
             )
         marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOAD_FOLDER, PULL_MARK)]
         # A link in the folder, left for example by an earlier download, could redirect writes to any place.
@@ -141,9 +142,9 @@ class Folder(_Destination):
         # The client wrote here (`hf download`), or a pull was interrupted before it wrote PULL_MARK. A single file with
         # the right content is enough evidence that the folder was written from this repository.
         if (self.folder / DOWNLOAD_FOLDER).is_dir():
-            existing = [file for file in files if os.path.lexists(self.target(file))]
-            has_intact_file = any(sha256_if_intact(self.target(file), file) for file in existing)
-            obstacle = self.target(existing[0]) if existing and not has_intact_file else None
+            existing_files = [file for file in files if os.path.lexists(self.target(file))]
+            has_intact_file = any(sha256_if_intact(self.target(file), file) for file in existing_files)
+            obstacle = self.target(existing_files[0]) if existing_files and not has_intact_file else None
         else:
             obstacle = next((path for path in self.folder.rglob("*") if path.is_symlink() or not path.is_dir()), None)
         if obstacle is not None:
@@ -178,13 +179,13 @@ class Folder(_Destination):
         """
         from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
+        cached_path = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
         # If the file is not in the cache, the result is None, or a marker for a commit that lacks the file.
-        return Path(cached) if isinstance(cached, str) else None
+        return Path(cached_path) if isinstance(cached_path, str) else None
 
-    def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
+    def finish(self, files: list[FileToFetch], revision: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Finishes a pull once every file has arrived. Returns the folder. See `Cache.finish` for the arguments."""
-        self._remove_empty_partials()
+        self._remove_partial_folder()
         return self.folder
 
     def unrelated_files(self, files: list[FileToFetch]) -> list[str]:
@@ -193,13 +194,13 @@ class Folder(_Destination):
         Args:
             files: The files of the commit.
         """
-        expected = {file.path for file in files}
+        own_paths = {file.path for file in files}
         paths = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
         names = (path.relative_to(self.folder).as_posix() for path in paths)
         return [
             name
             for name in names
-            if name not in expected and not name.startswith((f"{PARTIAL_FOLDER}/", f"{_CLIENT_FOLDER.as_posix()}/"))
+            if name not in own_paths and not name.startswith((f"{PARTIAL_FOLDER}/", f"{_CLIENT_FOLDER.as_posix()}/"))
         ]
 
 
@@ -216,7 +217,7 @@ class Cache(_Destination):
     def target(self, file: FileToFetch) -> Path:
         return self.folder / "blobs" / file.etag
 
-    def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
+    def finish(self, files: list[FileToFetch], revision: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Links the blobs into a snapshot, in the client's own layout. Returns the snapshot's folder.
 
         The client could do this itself, but it would ask the Hub for every file again, and write each file to the path
@@ -224,13 +225,13 @@ class Cache(_Destination):
 
         Args:
             files: The files that were fetched.
-            name: The branch, tag or commit that the user meant.
+            revision: The branch, tag or commit that the user meant.
             all_files: All files of the commit; None if `files` has all of them.
         """
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
         from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink
 
-        self._remove_empty_partials()
+        self._remove_partial_folder()
         snapshot = self.folder / "snapshots" / self.commit
         tree = {}
         for file in all_files or files:
@@ -244,7 +245,7 @@ class Cache(_Destination):
             if not self._holds(link, file):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 _create_symlink(str(self.target(file)), str(link))
-        _cache_commit_hash_for_specific_revision(str(self.folder), name, self.commit)
+        _cache_commit_hash_for_specific_revision(str(self.folder), revision, self.commit)
         return snapshot
 
     def _holds(self, path: Path, file: FileToFetch) -> bool:
@@ -285,4 +286,4 @@ def sha256_if_intact(path: Path, file: FileToFetch) -> str | None:
             if is_sha1:
                 sha1.update(chunk)
     digest = sha1.hexdigest() if is_sha1 else sha256.hexdigest()
-    return sha256.hexdigest() if digest == (file.etag or digest) else None
+    return sha256.hexdigest() if file.etag in ("", digest) else None

@@ -43,17 +43,22 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         for path in (data_folder.iterdir() if data_folder.is_dir() else ())
         if path.is_file() and _split_and_ending(path)[0] == split
     }
-    sources = {(path.parent, *_split_and_ending(path)) for path in expected_files}
-    if expected_files and (files_read != expected_files or len(sources) > 1):
+    if expected_files and (files_read != expected_files or not _are_one_file(expected_files)):
         unexpected, missing = files_read - expected_files, expected_files - files_read
-        replaced = f" instead of {_format_paths(missing, root)}" if missing else ""
+        instead_of = f" instead of {_format_paths(missing, root)}" if missing else ""
+        shown_files = unexpected if missing and unexpected else files_read
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
-            f"{_format_paths(unexpected if missing and unexpected else files_read, root)}{replaced}. Move the other "
+            f"{_format_paths(shown_files, root)}{instead_of}. Move the other "
             f"files out of {folder}, or list the files of each split under `configs` in a README.md there."
         )
-    if not expected_files and len({(path.parent, *_split_and_ending(path)) for path in files_read}) > 1:
+    if not expected_files and not _are_one_file(files_read):
         log.warning("The split %s of the data set %s is made of %s.", split, folder, _format_paths(files_read, root))
+
+
+def _are_one_file(paths: set[Path]) -> bool:
+    """Whether paths are a single file or its shards."""
+    return len({(path.parent, *_split_and_ending(path)) for path in paths}) <= 1
 
 
 def _split_and_ending(path: Path) -> tuple[str, str]:

@@ -118,7 +118,8 @@ def publish_files(
         private: Whether a new repository is private.
         hub: The Hub to publish to.
     """
-    operations, api = _make_add_operations(_list_local_files(files) if isinstance(files, Path) else files), hub.api()
+    operations = _make_add_operations(_list_local_files(files) if isinstance(files, Path) else files)
+    api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     return api.create_commit(repo_id, operations, commit_message=message, repo_type=repo_type).oid
 
@@ -317,7 +318,7 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
     )
 
 
-def _is_ours(name: str) -> bool:
+def _is_replaceable(name: str) -> bool:
     """Whether a commit may delete this file as left over from an earlier commit by rlhf-zoo."""
     if name.endswith(".py"):  # users add their own scripts, which a later commit must not delete
         return False
@@ -416,8 +417,8 @@ def _replace_files(
         # another run changes the claim meanwhile.
         check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
         existing = hub.api().list_repo_files(repo_id, revision=head)
-        stale = [name for name in existing if _is_ours(name) and name not in files]
-        return [*_make_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
+        stale_files = [name for name in existing if _is_replaceable(name) and name not in files]
+        return [*_make_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale_files)]
 
     commit = commit_on_head(repo_id, make_operations, message, revision=revision, hub=hub)
     assert commit is not None  # `make_operations` never returns None
@@ -434,12 +435,10 @@ def folders_have_same_weights(first: Path, second: Path, overrides: Mapping[str,
         second: Folder of the second checkpoint.
         overrides: Name of a file in `second` -> the file that replaces it, or None to omit it.
     """
-    first_digests, second_digests = (
-        {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-            if name.endswith(".safetensors")
-        }
-        for files in (checkpoint_files(first), checkpoint_files(second, overrides=overrides))
-    )
-    return bool(first_digests) and first_digests == second_digests
+
+    def digests(files: Mapping[str, Path]) -> dict[str, str]:
+        weights = {name: path for name, path in files.items() if name.endswith(".safetensors")}
+        return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in weights.items()}
+
+    first_digests = digests(checkpoint_files(first))
+    return bool(first_digests) and first_digests == digests(checkpoint_files(second, overrides=overrides))

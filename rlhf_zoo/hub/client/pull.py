@@ -153,7 +153,7 @@ def fetch(
     failure, remedy = f"Cannot fetch {repository} from {hub.name}", f"try again, or check {hub.flag}."
     try:
         with translate_hub_errors(failure, remedy):
-            name, commit = _resolve_revision(hub, repo, revision)
+            revision_name, commit = _resolve_revision(hub, repo, revision)
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
@@ -190,12 +190,11 @@ def fetch(
     destination.check_free_space(files)
     with translate_hub_errors(failure, "run the same command again to continue."):
         destination.begin(files)
-        pulled_files, refetched = _fetch_all(files, destination, name)
-        path = destination.finish(files, name, all_files=all_files)
-    fetched = set(files)
-    excluded = [file.path for file in all_files if file not in fetched]
+        pulled_files, refetched = _fetch_all(files, destination, f"{repo}@{revision_name}")
+        path = destination.finish(files, revision_name, all_files=all_files)
+    excluded = sorted({file.path for file in all_files} - {file.path for file in files})
     unrelated = destination.unrelated_files(files)
-    return PulledRevision(repo, name, commit, path, pulled_files, refetched, unrelated, excluded)
+    return PulledRevision(repo, revision_name, commit, path, pulled_files, refetched, unrelated, excluded)
 
 
 def _resolve_revision(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
@@ -225,14 +224,14 @@ def _resolve_revision(hub: Hub, repo: str, revision: str | None) -> tuple[str, s
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """Returns the end of a message: the nearest step if the user named a step, else a similar tag or all tags."""
+    """Suggests the nearest step if the user named a step, else a similar tag or all tags, to complete a message."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
-    requested, steps = step_of_revision(revision or ""), tagged_steps(tags)
-    if requested is not None and steps:
-        nearest = min(steps, key=lambda step: abs(step - requested))
-        return f", did you mean {steps[nearest]!r}?"
+    requested_step, tag_by_step = step_of_revision(revision or ""), tagged_steps(tags)
+    if requested_step is not None and tag_by_step:
+        nearest_step = min(tag_by_step, key=lambda step: abs(step - requested_step))
+        return f", did you mean {tag_by_step[nearest_step]!r}?"
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
@@ -302,10 +301,10 @@ class _Progress:
         self.stop.wait(seconds)
         self.check()
 
-    def update(self, size: int) -> None:
+    def update(self, byte_count: int) -> None:
         self.check()
         with self._lock:
-            self._bar.update(size)
+            self._bar.update(byte_count)
 
     def count_file(self) -> None:
         self.check()
@@ -317,9 +316,9 @@ class _Progress:
         self._bar.close()
 
 
-def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
+def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, title: str) -> tuple[list[PulledFile], list[str]]:
     """Fetches files in WORKERS threads. Returns the files in order, and the paths that had other content before."""
-    progress = _Progress(f"{destination.repo}@{name}", files)
+    progress = _Progress(title, files)
     pending: SimpleQueue[FileToFetch] = SimpleQueue()
     for file in files:
         pending.put(file)
@@ -358,7 +357,7 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
 
     progress.check()
     target, partial = destination.target(file), destination.partial(file)
-    is_replaced = os.path.lexists(target)
+    had_other_content = os.path.lexists(target)
     digest = sha256_if_intact(target, file)
     if digest is not None:
         progress.update(file.size)
@@ -391,7 +390,7 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
                 f"check {destination.hub.flag}."
             )
     progress.count_file()
-    return PulledFile(file.path, file.size, digest), is_replaced
+    return PulledFile(file.path, file.size, digest), had_other_content
 
 
 def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:

@@ -64,8 +64,7 @@ def resolve(
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first. If it does not have the repository, its source is asked.
         revision: A branch, tag, commit or step; None for the one in `name`, by default main.
-        ignore: Patterns of files that are not fetched; () fetches all, and leaves the base that an adapter's
-            config names as it is.
+        ignore: Patterns of files that are not fetched. () fetches all files, and changes no adapter's configuration.
         skip_source: Whether to ask only `hub` for the model and not its source, because the user's own run published it
             there. An adapter's base may still come from the source.
         is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
@@ -88,11 +87,11 @@ def resolve(
         full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore)
     )
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
-    pickled = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
+    pickle_path = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     loads_weights = "*.safetensors" not in ignore
-    if loads_weights and pickled and not any(file.path.endswith(".safetensors") for file in download.files):
+    if loads_weights and pickle_path and not any(file.path.endswith(".safetensors") for file in download.files):
         raise ZooError(
-            f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
+            f"{full_name} has {pickle_path}, a pickle, which can run code and is never loaded: use a revision with "
             "safetensors, or convert it."
         )
     path = download.path if hub.source_hub is None or not ignore else _with_local_bases(download.path, hub)

@@ -125,14 +125,14 @@ def retry_when_rate_limited(call: Callable[[], Result], *, hub_name: str) -> Res
     return call()
 
 
-def pause_after(error: BaseException, failures: int) -> float:
+def pause_after(error: BaseException, failure_count: int) -> float:
     """Returns the seconds to wait: doubled after each failure up to MAX_PAUSE, but at least what the server asks for.
 
     Args:
         error: The last failure.
-        failures: Number of failures in a row.
+        failure_count: Number of failures in a row.
     """
-    return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), MAX_PAUSE), retry_after(error))
+    return max(min(FIRST_PAUSE * 2 ** min(failure_count - 1, 10), MAX_PAUSE), retry_after(error))
 
 
 def status_of(error: BaseException | None) -> int | None:
@@ -230,7 +230,7 @@ def is_missing(error: BaseException) -> bool:
 
 
 def _remedy_on_embedded_hub(hub: "Hub", repo: str | None, *repo_types: str) -> str | None:
-    """Returns the end of a message if `hub` is another Hub and the embedded Hub has the repository; else None."""
+    """Returns a clause that points to the embedded Hub, if it has the repository and is not `hub`; otherwise None."""
     from ...fileio import home
     from ..server.faults import Fault
     from ..server.names import parse_repo_id

@@ -33,11 +33,11 @@ _trusts_all_runs = False
 def trust_all_runs() -> Iterator[None]:
     """Trusts every run directory while the context is open, because the user passed `--trust_run`."""
     global _trusts_all_runs
-    previous, _trusts_all_runs = _trusts_all_runs, True
+    previous_value, _trusts_all_runs = _trusts_all_runs, True
     try:
         yield
     finally:
-        _trusts_all_runs = previous
+        _trusts_all_runs = previous_value
 
 
 def sign(document: Mapping[str, object]) -> dict[str, Any]:
@@ -52,16 +52,16 @@ def sign(document: Mapping[str, object]) -> dict[str, Any]:
     Returns:
         The document with its signature; without a signature if the key cannot be stored.
     """
-    unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
+    content = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
-        return {**unsigned, SIGNATURE: _compute_signature(unsigned, _read_or_create_key())}
+        return {**content, SIGNATURE: _compute_signature(content, _read_or_create_key())}
     except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
         log.warning(
             "Cannot store the key that signs runs (%s), so later commands will not trust this run: set RLHF_ZOO_HOME "
             "to a writable folder.",
             error,
         )
-        return unsigned
+        return content
 
 
 def is_own(document: Mapping[str, object]) -> bool:
@@ -77,11 +77,11 @@ def is_own(document: Mapping[str, object]) -> bool:
         key = _read_key()
     except (OSError, RuntimeError):
         return False
-    unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
+    content = {name: value for name, value in document.items() if name != SIGNATURE}
     # compare_digest raises TypeError for text that is not ASCII.
     if key is None or not isinstance(signature, str) or not signature.isascii():
         return False
-    return hmac.compare_digest(signature, _compute_signature(unsigned, key))
+    return hmac.compare_digest(signature, _compute_signature(content, key))
 
 
 def _compute_signature(document: Mapping[str, object], key: bytes) -> str:
@@ -99,25 +99,26 @@ def _read_key() -> bytes | None:
 
 def _read_or_create_key() -> bytes:
     """Returns the key, created on first use. Processes that create it at the same time share one. Raises OSError."""
-    if (existing := _read_key()) is not None:
-        return existing
+    key = _read_key()
+    if key is not None:
+        return key
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
+    temporary_file = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
     # Write the key to the disk before the file gets its final name, so that no reader sees half a key.
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    descriptor = os.open(temporary_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
             file.write(secrets.token_bytes(_KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
+            os.link(temporary_file, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
         except FileExistsError:
             if _read_key() is None:  # the existing file is truncated, as after a full disk
-                os.replace(temporary, folder / KEY_FILE)
+                os.replace(temporary_file, folder / KEY_FILE)
     finally:
-        temporary.unlink(missing_ok=True)
+        temporary_file.unlink(missing_ok=True)
     sync_folder(folder)
     key = _read_key()
     assert key is not None

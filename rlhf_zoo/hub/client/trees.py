@@ -55,7 +55,8 @@ def list_files(
             )
         if len(files) == MAX_FILES:
             raise ZooError(f"{repo} has over {MAX_FILES:,} files: download it with `hf download`.")
-        etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, int_or_none(entry.size)
+        etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
+        size = int_or_none(entry.size)
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or size is None or size < 0:
             raise ZooError(
                 f"{hub.name} lists {path} in {repo} with {entry.size!r:.40} bytes and the digest "
@@ -92,19 +93,20 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
 
 def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
     """Raises ZooError if a path collides with another on a file system that ignores case or Unicode normalization."""
-    names: dict[str, str] = {}
+    path_by_folded_name: dict[str, str] = {}
     for file in files:
-        existing = names.setdefault(_fold_name(file.path), file.path)
-        if existing is not file.path:
+        existing = path_by_folded_name.setdefault(_fold_name(file.path), file.path)
+        if existing is not file.path:  # `is`, because the Hub may list one path twice
             raise ZooError(
                 f"{repo} has files {existing!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
                 "rename one of them in the repository."
             )
     for file in files:
         for folder in Path(file.path).parents:
-            if (existing := names.get(_fold_name(folder.as_posix()), "")) != "":
+            colliding_path = path_by_folded_name.get(_fold_name(folder.as_posix()))
+            if colliding_path is not None:
                 raise ZooError(
-                    f"{repo} has a file {existing!r:.160} and a folder of that name: rename one of them there."
+                    f"{repo} has a file {colliding_path!r:.160} and a folder of that name: rename one of them there."
                 )
 
 
