@@ -326,7 +326,7 @@ def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, destination, 
     assert corrupted == [] and len(wrong_content) not in partial_sizes  # other partial files may stay, to be resumed
 
 
-def test_pull_uses_intact_cache_when_hub_is_offline(thread_hub, pull):
+def test_pull_uses_intact_cache_when_hub_is_offline(thread_hub, pull, tmp_path):
     thread_hub.push(REPO, content(4))
     thread_hub.api().create_tag(REPO, tag="step-000004")
     folder = fetch(f"{REPO}@4").path
@@ -343,6 +343,8 @@ def test_pull_uses_intact_cache_when_hub_is_offline(thread_hub, pull):
         ZooError, match=rf"^The Hub {thread_hub.url} cannot be reached .*, and {REPO}@5 is not in the cache"
     ):
         fetch(f"{REPO}@5")
+    with pytest.raises(ZooError, match=rf"cannot be reached .*, so {REPO}@4 cannot be fetched"):
+        fetch(f"{REPO}@4", tmp_path / "out")
     file = (folder / "config.json").resolve()
     file.write_bytes(b"x" * file.stat().st_size)
     with pytest.raises(ZooError, match=r"^config\.json of local/toy-ppo@step-000004 is damaged in the cache"):

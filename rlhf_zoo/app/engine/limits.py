@@ -97,9 +97,7 @@ def check_checkpoint_count(count: int, limits: Limits) -> None:
     Raises:
         ZooError: The number is 0 or above the limit.
     """
-    if not 1 <= count <= limits.checkpoints:
-        raise ZooError(
-            f"The request has {count} checkpoints; the limit is {limits.checkpoints}. Choose fewer."
-            if count
-            else "The request has no checkpoint: choose one."
-        )
+    if count < 1:
+        raise ZooError("The request has no checkpoint: choose one.")
+    if count > limits.checkpoints:
+        raise ZooError(f"The request has {count} checkpoints; the limit is {limits.checkpoints}. Choose fewer.")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -253,9 +253,7 @@ def curves_html(run: TimelineRun, step: int) -> str:
     is_evaluated = _is_evaluated(run)
     series = _evaluated_series(points) if is_evaluated else _logged_series(points)
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
-    charts = _draw_for_each_screen(
-        lambda width: draw_step_curves(run.steps, series, selected=step, labels=labels, width=width)
-    )
+    charts = _draw_for_each_screen(partial(draw_step_curves, run.steps, series, selected=step, labels=labels))
     bars = " · bars: 95% intervals" if is_evaluated else ""
     return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.point_at(step))}{bars}</p>'
 
@@ -318,16 +316,10 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
             )
             for run in runs
         ]
-        charts += _draw_frontier(curves, name, source, selected)
+        charts += _draw_for_each_screen(partial(draw_frontier, curves, name=name, source=source, selected=selected))
         marks += [curve.mark for curve in curves if curve.is_marked]
     distinct_marks = " or ".join(dict.fromkeys(marks))
     return charts + (f'<p class="zoo-note">Circled: the {distinct_marks} step of each run.</p>' if marks else "")
-
-
-def _draw_frontier(curves: Sequence[KLCurve], name: str, source: str, selected: int) -> str:
-    return _draw_for_each_screen(
-        lambda width: draw_frontier(curves, name=name, source=source, selected=selected, width=width)
-    )
 
 
 def _default_mark(run: TimelineRun) -> str:
@@ -335,9 +327,10 @@ def _default_mark(run: TimelineRun) -> str:
     return next(iter(run.default_point.marks), "last")
 
 
-def _draw_for_each_screen(draw: Callable[[int], str]) -> str:
+def _draw_for_each_screen(draw: Callable[..., str]) -> str:
     """Draws a chart for phones and another for wide screens, so that its text is readable on both. CSS hides one."""
-    return f'<div class="zoo-narrow">{draw(PHONE_WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
+    phone_chart, desktop_chart = draw(width=PHONE_WIDTH), draw(width=DESKTOP_WIDTH)
+    return f'<div class="zoo-narrow">{phone_chart}</div><div class="zoo-wide">{desktop_chart}</div>'
 
 
 def checkpoints_html(results: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:

@@ -97,7 +97,9 @@ def deploy(
     else:
         _check_visibility(space, private, existing_space.private, private_models)
         kind, private = _SpaceKind(existing_space.sdk, existing_space.hardware), existing_space.private
-    wheel_source: WheelSource = "path" if not builds_spaces else "files" if private else "address"
+    wheel_source: WheelSource = "path"
+    if builds_spaces:
+        wheel_source = "files" if private else "address"
 
     def write(folder: Path, kind: _SpaceKind) -> dict[str, Path]:
         folder.mkdir()

@@ -180,9 +180,12 @@ def fetch(
             ) from cause
         if cause is None or not is_outage(cause):
             raise
-        if output_dir is None and (cached := _load_from_cache(repo, revision, hub, ignore, reason(cause))):
-            return cached
-        raise unreachable(hub, cause, f"and {repository} is not in the cache") from cause
+        if output_dir is not None:
+            raise unreachable(hub, cause, f"so {repository} cannot be fetched") from cause
+        cached_revision = _load_from_cache(repo, revision, hub, ignore, reason(cause))
+        if cached_revision is None:
+            raise unreachable(hub, cause, f"and {repository} is not in the cache") from cause
+        return cached_revision
     files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
     destination = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(destination, Folder):
@@ -374,8 +377,9 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
             partial.unlink()
         elif (copy := destination.find_copy(file)) is not None and sha256_if_intact(copy, file) is not None:
             shutil.copyfile(copy, partial)
-        # Try twice, the second time from the start: the first attempt may have resumed a damaged partial file.
-        for _ in range(0 if digest else 2):
+        # The second attempt is from the start, because the first may have resumed a damaged partial file.
+        attempts = 0 if digest else 2
+        for _ in range(attempts):
             _download_missing(output, file, url, destination.hub, progress)
             if (digest := sha256_if_intact(partial, file)) is not None:
                 os.replace(partial, target)

@@ -72,8 +72,8 @@ def reason(error: BaseException) -> str:
         A fixed phrase for a rate limit with a stated wait and for an invalid name. Otherwise the first line of the
         server's message, else of the exception's, else the name of its class; without a final period.
     """
-    if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
-        seconds, quota = rate_limit
+    seconds, quota = _requested_wait(error)
+    if status_of(error) == 429 and (seconds or quota):
         limit = f"the quota {quota!r} is used up" if quota else "too many requests"
         return f"{limit}, retry in {seconds:.0f} s"
     if type(error).__name__ == "HFValidationError":

@@ -16,10 +16,10 @@ _HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
 _CACHE = DigestCache(64 * 2**20)
 _BASE_RELATIONS = ("finetune", "adapter", "merge", "quantized")
 #: Keys of a data set's card whose values become tags `KEY:VALUE`.
-_DATASET_TAGS = (
-    "task_categories task_ids language size_categories multilinguality language_creators annotations_creators "
-    "source_datasets"
-)
+_DATASET_TAG_KEYS = (
+    "task_categories", "task_ids", "language", "size_categories", "multilinguality", "language_creators",
+    "annotations_creators", "source_datasets",
+)  # fmt: skip
 
 
 def read_card(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
@@ -105,7 +105,7 @@ def card_tags(card: dict[str, object], kind: str) -> list[str]:
         tags += [f"base_model:{relation}:{value}" for value in bases if relation in _BASE_RELATIONS]
         tags += _as_texts(card.get("language"))
     elif kind == "dataset":
-        tags += [f"{key}:{value}" for key in _DATASET_TAGS.split() for value in _as_texts(card.get(key))]
+        tags += [f"{key}:{value}" for key in _DATASET_TAG_KEYS for value in _as_texts(card.get(key))]
     else:
         tags += _as_texts(card.get("sdk"))
     tags += [f"license:{value}" for value in _as_texts(card.get("license"))]

@@ -131,7 +131,7 @@ def serve_command(
         host,
         port,
         ready_file,
-        parent=parent,
+        parent_pid=parent,
         is_second=other_server is not None,
         on_ready=None if parent else announce,
     )

@@ -145,7 +145,7 @@ class CommitsApi(Api):
                     # Objects first, then the ref: whoever sees the new head can read the complete commit.
                     quarantine.migrate()
                     git.write_ref(f"refs/heads/{branch}", oid)
-        answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base_url}/{repo.url}/commit/{oid}"}
+        answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base_url}/{repo.page_path}/commit/{oid}"}
         return json_response(answer)
 
     def _apply(

@@ -43,7 +43,7 @@ class RepoId:
         return KINDS[self.kind]
 
     @property
-    def url(self) -> str:
+    def page_path(self) -> str:
         """The path of the repository's page. Models are at the root, other repositories below their plural."""
         return str(self) if self.kind == "model" else f"{self.plural}/{self}"
 

@@ -49,7 +49,7 @@ class PagesApi(Api):
                         self._storage, repo, settings, git, git.head(), expand=("lastModified", "pipeline_tag")
                     )
                 modified, task = properties["lastModified"], properties.get("pipeline_tag", "")
-                rows.append({"name": str(repo), "url": f"/{quote(repo.url)}", "modified": modified, "task": task})
+                rows.append({"name": str(repo), "url": f"/{quote(repo.page_path)}", "modified": modified, "task": task})
         return sorted(rows, key=lambda row: row["modified"], reverse=True)
 
     def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = MAIN) -> Response:
@@ -61,12 +61,12 @@ class PagesApi(Api):
             commit = resolve_commit(git, revision)
             properties = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
             files = git.files(commit)
-            base_url = f"/{quote(repo.url)}/resolve/{commit}/"
+            base_url = f"/{quote(repo.page_path)}/resolve/{commit}/"
             return _render(
                 "repository.html.jinja",
                 title=str(repo),
                 kind=_TITLES[repo.kind],
-                url=f"/{quote(repo.url)}",
+                url=f"/{quote(repo.page_path)}",
                 revision=revision,
                 commit=commit,
                 private=settings.private,
@@ -98,7 +98,7 @@ class PagesApi(Api):
                 return None
             with self._storage.skip_damaged(repo):
                 if self._storage.exists(repo) and self._access.can_see(request, self._storage.settings(repo)):
-                    urls.append(f"/{quote(repo.url)}")
+                    urls.append(f"/{quote(repo.page_path)}")
         return urls[0] if len(urls) == 1 else None
 
 

@@ -40,7 +40,7 @@ def serve(
     port: int = 0,
     ready_file: str | os.PathLike[str] | None = None,
     *,
-    parent: int | None = None,
+    parent_pid: int | None = None,
     is_second: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
@@ -51,8 +51,8 @@ def serve(
         host: Address to listen on.
         port: Port to listen on; 0 for any free one.
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
-        parent: Id of the process that the server belongs to. The server stops when that process ends, ignores SIGINT,
-            and does not record itself in the root. None for a server that runs on its own.
+        parent_pid: The process that the server belongs to. The server stops when that process ends, ignores SIGINT, and
+            does not record itself in the root. None for a server that runs on its own.
         is_second: Whether another server of the same root is recorded. If so, this server does not record itself.
         on_ready: Called with the address once the server listens.
 
@@ -67,7 +67,7 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise ZooError(f"Port {port} does not exist: choose one from 1 to 65535, or 0 for any free one.")
-    is_alive = _make_parent_check(parent)
+    is_alive = _make_parent_check(parent_pid)
     folder = Path(root).expanduser().absolute()
     try:
         make_private(folder)
@@ -84,12 +84,12 @@ def serve(
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     # Ctrl-C reaches the terminal's whole process group, but the parent still has to save a checkpoint here.
-    signal.signal(signal.SIGINT, signal.SIG_IGN if parent else lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN if parent_pid else lambda *_: stop.set())
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
     record = {"url": server.url, "pid": os.getpid()}
     record_files: list[tuple[Path, int, str]] = []  # each with its mode, and the option that chooses it
-    if parent is None and not is_second:
+    if parent_pid is None and not is_second:
         record_files.append((folder / RECORD_FILE, 0o600, "--root"))
     if ready_file is not None:
         record_files.append((Path(ready_file).absolute(), 0o644, "--ready-file"))
@@ -101,7 +101,7 @@ def serve(
                 raise ZooError(f"Cannot write {path} ({error.strerror}): choose another {option}.") from error
         if on_ready is not None:
             on_ready(server.url)
-        while not stop.wait(_PARENT_CHECK_SECONDS if parent else None) and is_alive():
+        while not stop.wait(_PARENT_CHECK_SECONDS if parent_pid else None) and is_alive():
             pass
     finally:
         server.shutdown()

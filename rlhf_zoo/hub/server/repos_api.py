@@ -55,7 +55,7 @@ class ReposApi(Api):
         private = _parse_private(fields)
         sdk = member(fields, "sdk", str)
         was_created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_parse_variables(fields))
-        answer = {"url": f"{request.base_url}/{repo.url}", "name": str(repo), "id": str(repo)}
+        answer = {"url": f"{request.base_url}/{repo.page_path}", "name": str(repo), "id": str(repo)}
         if not was_created:
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
         return json_response(answer)
@@ -74,7 +74,7 @@ class ReposApi(Api):
         self._access.require_write(request, source)
         _check_not_reserved(target)
         self._storage.move(source, target)
-        return json_response({"url": f"{request.base_url}/{target.url}"})
+        return json_response({"url": f"{request.base_url}/{target.page_path}"})
 
     def _duplicate(self, request: Request, repo: RepoId) -> Response:
         """Copies a repository with its history. Fault 409, with the address, if the new name is taken."""
@@ -90,7 +90,7 @@ class ReposApi(Api):
         was_created = self._storage.duplicate(
             repo, target, private=_parse_private(fields), variables=_parse_variables(fields)
         )
-        answer = {"url": f"{request.base_url}/{target.url}", "filesCopyPending": False}
+        answer = {"url": f"{request.base_url}/{target.page_path}", "filesCopyPending": False}
         if not was_created:
             raise Fault(409, f"The {target.kind} repository '{target}' already exists.", body=answer)
         return json_response(answer)
@@ -234,7 +234,7 @@ def _parse_private(fields: dict[str, object]) -> bool | None:
         return None if private is None else bool(private)
     if visibility not in ("public", "private", "protected"):
         raise bad_request(f"Visibility '{visibility}' is unknown: use public or private.")
-    return bool(visibility != "public")
+    return visibility != "public"
 
 
 def _parse_full_name(kind: str, repo_id: object, field: str) -> RepoId:

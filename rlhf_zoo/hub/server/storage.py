@@ -33,14 +33,14 @@ from .names import KINDS, RepoId, parse_repo_id
 
 log = logging.getLogger(__name__)
 
-_LARGE_SUFFIXES = (
-    "7z arrow avro bin bz2 ckpt flac ftz gguf gz h5 joblib lz4 mlmodel model mp3 mp4 msgpack npy npz ogg "
-    "onnx ot parquet pb pickle pkl pt pth rar safetensors tar tflite tgz wasm wav webm xz zip zst"
-)
+_LARGE_FILE_PATTERNS = (
+    "*.7z", "*.arrow", "*.avro", "*.bin", "*.bz2", "*.ckpt", "*.flac", "*.ftz", "*.gguf", "*.gz", "*.h5", "*.joblib",
+    "*.lz4", "*.mlmodel", "*.model", "*.mp3", "*.mp4", "*.msgpack", "*.npy", "*.npz", "*.ogg", "*.onnx", "*.ot",
+    "*.parquet", "*.pb", "*.pickle", "*.pkl", "*.pt", "*.pth", "*.rar", "*.safetensors", "*.tar", "*.tflite", "*.tgz",
+    "*.wasm", "*.wav", "*.webm", "*.xz", "*.zip", "*.zst", "*tfevents*",
+)  # fmt: skip
 #: The .gitattributes in a repository's first commit, which says which files git-lfs keeps outside git.
-GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
-    "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
-)
+GIT_ATTRIBUTES = "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in _LARGE_FILE_PATTERNS)
 # Key of hub.json -> type of its value.
 _SETTING_TYPES = {
     "created": str,
