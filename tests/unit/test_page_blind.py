@@ -233,7 +233,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture
 def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
-    with Tally(store, tmp_path / "journal", interval=0) as tally:
+    with Tally(store, tmp_path / "journal", send_interval=0) as tally:
         yield tally
 
 

@@ -22,7 +22,7 @@ def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
     return Tally(
         store,
         journal,
-        **{"interval": 0, "read_interval": 0.02, "read_interval_after_sending": 0, "retry_delay": 0.02, **seconds},
+        **{"send_interval": 0, "read_interval": 0.02, "read_interval_after_sending": 0, "retry_delay": 0.02, **seconds},
     )
 
 
@@ -159,7 +159,7 @@ def test_closing_tally_drains_and_ends_threads(journal):
         return [thread for thread in threading.enumerate() if thread.name.startswith("votes")]
 
     def serve() -> None:
-        with open_tally(store, journal, interval=600) as tally:
+        with open_tally(store, journal, send_interval=600) as tally:
             for _ in range(3):
                 tally.cast(make_vote())
             raise KeyboardInterrupt

@@ -276,7 +276,7 @@ class Timeline:
         self._comparison, self._fetch = comparison, fetch
         self.runs = {run.name: run for run in runs}
         self.models: ModelCache[tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]] = ModelCache(
-            self._load, size=lambda loaded: model_bytes(*loaded), max_models=max_models, max_bytes=max_bytes
+            self._load, size=lambda models: model_bytes(*models), max_models=max_models, max_bytes=max_bytes
         )
 
     @property

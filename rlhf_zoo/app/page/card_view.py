@@ -32,8 +32,8 @@ def card_html(folder: Path) -> str:
     Returns:
         HTML; a message instead of the card if there is none or it cannot be shown.
     """
-    files = _Files(folder)
-    path = files.find("README.md")
+    resolver = _CardResolver(folder)
+    path = resolver.find("README.md")
     if path is None:
         return _message_html(
             "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> writes one from its run directory."
@@ -50,10 +50,10 @@ def card_html(folder: Path) -> str:
             f"The card of this checkpoint exceeds {MAX_CARD_BYTES // 1024} KiB and is not shown here: read "
             "README.md in its repository."
         )
-    return _wrap(render_card(card_body(content.decode("utf-8", errors="replace")), files, id_prefix=ID_PREFIX))
+    return _wrap(render_card(card_body(content.decode("utf-8", errors="replace")), resolver, id_prefix=ID_PREFIX))
 
 
-class _Files:
+class _CardResolver:
     """Finds the files and images that a card refers to, within the checkpoint's folder."""
 
     def __init__(self, folder: Path) -> None:

@@ -74,7 +74,7 @@ class Tally:
     Args:
         store: Stores the votes.
         journal: Folder of the VoteBox; None for the default folder.
-        interval: Seconds between two sends of the VoteBox.
+        send_interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
         read_interval: Seconds between two reads of the Hub's votes.
         read_interval_after_sending: Seconds between two reads if votes were sent since the last read.
@@ -86,7 +86,7 @@ class Tally:
         store: TallyStore,
         journal: Path | None = None,
         *,
-        interval: float = SEND_INTERVAL,
+        send_interval: float = SEND_INTERVAL,
         per_hour: int = VOTES_PER_HOUR,
         read_interval: float = READ_INTERVAL,
         read_interval_after_sending: float = READ_INTERVAL_AFTER_SENDING,
@@ -94,7 +94,7 @@ class Tally:
     ) -> None:
         self.name = store.name
         self._store = store
-        self._box = VoteBox(self, journal, interval=interval)  # it sends votes by calling our `append`
+        self._box = VoteBox(self, journal, interval=send_interval)  # it sends votes by calling our `append`
         self._read_interval, self._retry_delay = read_interval, retry_delay
         self._read_interval_after_sending = min(read_interval_after_sending, read_interval)
         self._cast_lock = threading.Lock()  # one vote at a time

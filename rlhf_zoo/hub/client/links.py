@@ -46,4 +46,4 @@ def is_inside(path: Path, folder: Path) -> bool:
         repository = parent.parent.parent
         if parent.parent.name in REVISION_FOLDERS and CACHED_REPOSITORY.fullmatch(repository.name):
             roots += [repository / "blobs", repository / "snapshots"]
-    return any(target.is_relative_to(allowed) for allowed in roots)
+    return any(target.is_relative_to(allowed_root) for allowed_root in roots)

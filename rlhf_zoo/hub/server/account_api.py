@@ -9,7 +9,7 @@ from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
 from .routing import Router
 
-#: The path that answers {"service", "pid"} to every caller. It shows commands whether a recorded server still runs.
+#: The path that answers {"service", "pid"} to every caller, so that commands can check whether a server still runs.
 STATUS_PATH = "/api/rlhf-zoo"
 
 

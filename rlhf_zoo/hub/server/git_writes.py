@@ -201,12 +201,12 @@ class TreeEdit:
             path: Path in the repository.
             is_folder: Whether to remove a folder.
         """
-        names = [name for name in self._files if name.startswith(f"{path}/")] if is_folder else [path]
-        removed = [name for name in names if name in self._files]
-        for name in removed:
-            del self._files[name]
-            self._count_in_folders(name, -1)
-        return bool(removed)
+        paths = [file for file in self._files if file.startswith(f"{path}/")] if is_folder else [path]
+        removed_paths = [file for file in paths if file in self._files]
+        for file in removed_paths:
+            del self._files[file]
+            self._count_in_folders(file, -1)
+        return bool(removed_paths)
 
     def write(self, quarantine: Quarantine) -> str:
         """Stores the trees in a quarantine, and returns the git id of the root tree.

@@ -33,12 +33,12 @@ class XetApi(Api):
 
     def register(self, router: Router) -> None:
         store_path = f"{XET_PREFIX}{{repo}}/{{epoch}}"
-        router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._write_token)
+        router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._issue_token)
         router.add("POST", f"{store_path}/v1/xorbs/default/{{xorb}}", self._upload_xorb, max_body=XORB_LIMIT)
         router.add("POST", f"{store_path}/v1/shards", self._upload_shard, max_body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self._telemetry)
 
-    def _write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
+    def _issue_token(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Issues a token for this repository's store only, and returns it with the store's address."""
         settings = self._access.require_write(request, repo)
         with self._storage.git(repo) as git:
