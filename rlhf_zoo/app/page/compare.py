@@ -60,29 +60,30 @@ def build_compare_tab(
     switch = KLSwitch.of(page_models.timeline, page_models.lineage.card.get("step"))
     sample = _stream_handler(streams, switch, defaults)
     tab = _create_components(page_models, switch, defaults, example)
+    controls = tab.controls
 
     def draw_prompt_and_seed() -> tuple[str, int]:
         return random.choice(page_models.prompts), random.randrange(SEED_LIMIT)
 
     options: dict[str, Any] = {
         **PAGE_EVENT,
-        "inputs": [tab.prompt_box, tab.kl_slider, *tab.sampling],
+        "inputs": [controls.prompt_box, controls.kl_slider, *controls.sampling],
         "outputs": [tab.message_view, tab.pairs_view],
         "concurrency_id": MODEL_QUEUE,
         "concurrency_limit": max_concurrent,
         "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
     }
-    triggers = [tab.compare_button.click, tab.prompt_box.submit]
+    triggers = [tab.compare_button.click, controls.prompt_box.submit]
     sampling_events = [gr.on(triggers, sample, **options)]
     if switch is not None:
-        sampling_events.append(tab.kl_slider.input(sample, trigger_mode="always_last", **options))
-        tab.kl_slider.release(None, js=scroll_script("pairs", control_id="kl-switch"), **PAGE_EVENT)
+        sampling_events.append(controls.kl_slider.input(sample, trigger_mode="always_last", **options))
+        controls.kl_slider.release(None, js=scroll_script("pairs", control_id="kl-switch"), **PAGE_EVENT)
     if tab.examples is not None:
         sampling_events.append(tab.examples.load_input_event.then(sample, **options))
         triggers.append(tab.examples.dataset.click)
     if page_models.prompts:
-        seed, *_ = tab.sampling
-        draw_event = tab.surprise_button.click(draw_prompt_and_seed, outputs=[tab.prompt_box, seed], **PAGE_EVENT)
+        seed, *_ = controls.sampling
+        draw_event = tab.surprise_button.click(draw_prompt_and_seed, outputs=[controls.prompt_box, seed], **PAGE_EVENT)
         sampling_events.append(draw_event.then(sample, **options))
         triggers.append(tab.surprise_button.click)
     gr.on(triggers, None, js=scroll_script("pairs"), **PAGE_EVENT)
@@ -92,7 +93,7 @@ def build_compare_tab(
         cancels=sampling_events,
         **PAGE_EVENT,
     )
-    return ComparisonControls(tab.prompt_box, tab.kl_slider, tab.sampling)
+    return controls
 
 
 def _stream_handler(
@@ -125,15 +126,13 @@ def _stream_handler(
 class _Tab:
     """The components of the tab. `examples` is None if the card has no held-out prompts."""
 
-    prompt_box: gr.Textbox
+    controls: ComparisonControls
     compare_button: gr.Button
     surprise_button: gr.Button
     stop_button: gr.Button
     examples: Examples | None
-    kl_slider: gr.Slider
     message_view: gr.HTML
     pairs_view: gr.HTML
-    sampling: tuple[gr.Slider | gr.Number, ...]
 
 
 def _create_components(
@@ -177,10 +176,8 @@ def _create_components(
         )
         gr.HTML(legend_html())
     gr.HTML(_notes_html(page_models))
-    return _Tab(
-        prompt_box, compare_button, surprise_button, stop_button, examples, kl_slider, message_view, pairs_view,
-        tuple(sampling),
-    )  # fmt: skip
+    controls = ComparisonControls(prompt_box, kl_slider, tuple(sampling))
+    return _Tab(controls, compare_button, surprise_button, stop_button, examples, message_view, pairs_view)
 
 
 def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
