@@ -74,8 +74,8 @@ class KLCurve:
     @cached_property
     def drawn_points(self) -> list[tuple[int, float, float]]:
         """(step, KL, value) of each checkpoint that has both."""
-        points = [(step, *_drop_out_of_range(figures)) for step, *figures in self.points]
-        return [(step, max(kl, 0.0), value) for step, kl, value in points if kl is not None and value is not None]
+        points = [(step, _drop_out_of_range([kl, value])) for step, kl, value in self.points]
+        return [(step, max(kl, 0.0), value) for step, (kl, value) in points if kl is not None and value is not None]
 
     @property
     def is_marked(self) -> bool:

@@ -45,8 +45,9 @@ class KLSwitch:
         if timeline is None:
             return None
         compared_run, card_step = timeline.default_run, int_or_none(step)
-        has_step = card_step is not None and card_step in compared_run.steps
-        point = compared_run.point_at(card_step) if has_step else compared_run.default_point
+        point = compared_run.default_point
+        if card_step is not None and card_step in compared_run.steps:
+            point = compared_run.point_at(card_step)
         other_runs = [run for run in timeline.runs_with_beta if run.name != compared_run.name]
         if compared_run.beta == 0:
             # Of the other runs, the one with the smallest penalty differs least.
