@@ -195,8 +195,8 @@ def _image_tokens(token: Token, resolver: Resolver) -> list[Token]:
 
 def _address_tokens(address: str) -> list[Token]:
     """Returns an address in parentheses, as text."""
-    shortened = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
-    return [_text_token(" ("), Token("code_inline", "code", 0, content=shortened), _text_token(")")] if address else []
+    excerpt = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
+    return [_text_token(" ("), Token("code_inline", "code", 0, content=excerpt), _text_token(")")] if address else []
 
 
 def _text_token(content: str) -> Token:

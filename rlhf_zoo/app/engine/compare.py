@@ -152,7 +152,7 @@ class Comparison:
             ppo: A policy with the same tokenizer, on the same device.
             critic: The policy's critic, on the same device; None if it has no critic.
         """
-        other = Comparison(
+        comparison = Comparison(
             ppo=ppo,
             sft=self._policies["sft"],
             tokenizer=self._tokenizer,
@@ -161,8 +161,8 @@ class Comparison:
             rules=self.rules,
             limits=self.limits,
         )
-        other._lock = self._lock
-        return other
+        comparison._lock = self._lock
+        return comparison
 
     @property
     def is_chat(self) -> bool:
@@ -289,8 +289,8 @@ class Comparison:
         if not ids:
             raise ZooError("The tokenizer produces no tokens for this prompt: enter a different prompt.")
         if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
-            available = self.context_length - len(ids)
-            alternative = f" or ask for at most {available} new tokens" if available > 0 else ""
+            available_tokens = self.context_length - len(ids)
+            alternative = f" or ask for at most {available_tokens} new tokens" if available_tokens > 0 else ""
             raise ZooError(
                 f"The prompt has {len(ids)} tokens; with {max_new_tokens} new tokens it exceeds the context of "
                 f"{self.context_length}: shorten it{alternative}."

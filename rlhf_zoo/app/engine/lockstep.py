@@ -119,17 +119,17 @@ class LockstepSampler:
         indices, rows = self._unfinished, self._rows
         own_logits = torch.where((indices < self._n).unsqueeze(1), sft[rows], ppo[rows])
         tokens = draw_tokens(own_logits, self._uniforms[indices, self._step], top_p=self._top_p)
-        ended = torch.isin(tokens, self._stop_ids)
+        ended_mask = torch.isin(tokens, self._stop_ids)
         metrics = _token_metrics(sft.double(), ppo.double(), rows, tokens)
         self._step += 1
         is_last = self._step == self._max_new_tokens
-        stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended.tolist()]
+        stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended_mask.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
-        sampled = [SampledToken(*fields) for fields in zip(*columns, strict=True)]
-        unfinished = torch.zeros_like(ended) if is_last else ~ended
-        self._advance(rows[unfinished], tokens[unfinished], len(sft))
-        self._unfinished = indices[unfinished]
-        return sampled
+        sampled_tokens = [SampledToken(*fields) for fields in zip(*columns, strict=True)]
+        unfinished_mask = torch.zeros_like(ended_mask) if is_last else ~ended_mask
+        self._advance(rows[unfinished_mask], tokens[unfinished_mask], len(sft))
+        self._unfinished = indices[unfinished_mask]
+        return sampled_tokens
 
     def _compute_logits(self) -> list[Tensor]:
         ids, length = self._inputs, self._length  # rows have equal lengths, so there is no padding

@@ -167,8 +167,8 @@ class TimelineRun:
         for point in self.points:
             if point.step == step:
                 return point
-        available = ", ".join(map(str, self.steps)) or "none"
-        raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {available}.")
+        step_list = ", ".join(map(str, self.steps)) or "none"
+        raise ZooError(f"{self.name} has no checkpoint of step {reprlib.repr(step)}: it has {step_list}.")
 
     def spread_steps(self, count: int) -> tuple[int, ...]:
         """Chooses about evenly spaced steps, with the first, the last and the marked ones as far as `count` allows.
@@ -180,9 +180,9 @@ class TimelineRun:
         if len(steps) <= count:
             return steps
         # The first, the last and the marked steps come first in the list, so that `[:count]` keeps them.
-        marked = [point.step for point in self.points if point.marks]
-        evenly_spaced = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
-        return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *evenly_spaced]))[:count]))
+        marked_steps = [point.step for point in self.points if point.marks]
+        evenly_spaced_steps = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
+        return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked_steps, *evenly_spaced_steps]))[:count]))
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field."""
@@ -233,8 +233,8 @@ def _read_findings(card: Mapping[str, Any], step: int) -> tuple[str, ...]:
     probes = get_nested(over_training, "probes", "probes")
     if _read_step(get_nested(over_training, "step")) != step or not isinstance(probes, list):
         return ()
-    fired = (probe for probe in probes if get_nested(probe, "fired") is True)
-    findings = [(one_line(get_nested(probe, "family")), one_line(get_nested(probe, "finding"))) for probe in fired]
+    fired_probes = (probe for probe in probes if get_nested(probe, "fired") is True)
+    findings = [[one_line(get_nested(probe, key)) for key in ("family", "finding")] for probe in fired_probes]
     return tuple(f"{family}: {finding}" for family, finding in findings if family and finding)
 
 

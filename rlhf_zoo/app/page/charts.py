@@ -241,8 +241,8 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     Args:
         steps: Training steps. If they are equal, the range ends one step later.
     """
-    ordered = sorted(steps)
-    return ordered[0], max(ordered[-1], ordered[0] + 1)
+    sorted_steps = sorted(steps)
+    return sorted_steps[0], max(sorted_steps[-1], sorted_steps[0] + 1)
 
 
 def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected: int, width: int = PHONE_WIDTH) -> str:
@@ -314,9 +314,9 @@ def choose_ticks(low: float, high: float, *, integers_only: bool = False) -> tup
     for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
         if integers_only and step % 1:
             continue
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)  # multiples of `step`
         if last - first <= 4:
-            return tuple(float(f"{count * step:.12g}") for count in range(first, max(last, first + 2) + 1))
+            return tuple(float(f"{multiple * step:.12g}") for multiple in range(first, max(last, first + 2) + 1))
     raise AssertionError("one of the steps is wider than the range")
 
 
@@ -361,12 +361,12 @@ class _Plot:
         return f'<path d="M{self.x(x_value):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
 
 
-def _token_plot(y_ticks: Sequence[float], positions: int) -> _Plot:
+def _token_plot(y_ticks: Sequence[float], position_count: int) -> _Plot:
     """Returns a plot whose x axis is the token position, starting at 1."""
-    positions = max(positions, MIN_POSITIONS)
+    position_count = max(position_count, MIN_POSITIONS)
     left = _axis_width(y_ticks)
-    x_ticks = [position for position in choose_ticks(0, positions, integers_only=True) if 1 <= position <= positions]
-    x = _linear_scale(0.5, positions + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
+    x_ticks = [tick for tick in choose_ticks(0, position_count, integers_only=True) if 1 <= tick <= position_count]
+    x = _linear_scale(0.5, position_count + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
     return _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
 
 
@@ -420,13 +420,13 @@ def _tooltip_columns(columns: Iterable[str], width: float) -> str:
 def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
     """Draws a line through the points, broken at None. A point between two gaps becomes a dot."""
     path, circles = [], []
-    previous: Point = None
-    for point, following in zip_longest(points, points[1:]):
+    previous_point: Point = None
+    for point, next_point in zip_longest(points, points[1:]):
         if point is not None:
-            path.append(f"{'L' if previous else 'M'}{point[0]} {point[1]}")
-            if dots or (previous is None and following is None):
+            path.append(f"{'L' if previous_point else 'M'}{point[0]} {point[1]}")
+            if dots or (previous_point is None and next_point is None):
                 circles.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
-        previous = point
+        previous_point = point
     style = f'fill="none" stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
     return (
         f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(path)}"/>'
@@ -462,8 +462,8 @@ def _label_marked_points(
 
     `centers` has the positions of all points, which the labels avoid too.
     """
-    occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marked_points]
-    occupied += [(x - 2, y - 2, x + 2, y + 2) for x, y in centers]
+    occupied_boxes = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marked_points]
+    occupied_boxes += [(x - 2, y - 2, x + 2, y + 2) for x, y in centers]
     markup = []
     for x, y, label, is_emphasized in reversed(marked_points):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH
@@ -474,10 +474,10 @@ def _label_marked_points(
             box
             for box in boxes
             if box[0] > plot.left and box[2] < plot.width and plot.top < box[1] and box[3] < plot.bottom
-            if not any(_boxes_overlap(box, other) for other in occupied)
+            if not any(_boxes_overlap(box, other) for other in occupied_boxes)
         )
         box = next(free, boxes[0])  # if no box is free, right of the point
-        occupied.append(box)
+        occupied_boxes.append(box)
         color = COLORS["ppo"] if is_emphasized else "currentColor"
         weight = ' font-weight="600"' if is_emphasized else ""
         markup.append(

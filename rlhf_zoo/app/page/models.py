@@ -180,6 +180,6 @@ def _find_timeline_runs(
     runs = [run for run in all_runs if run.points]
     # The first run is the PPO checkpoint's own, without which the page shows no timeline.
     if not runs or runs[0].name != ablation.runs[0].repo:
-        missing = f"{ablation.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
-        return [], ablation.problem or missing
+        own_problem = f"{ablation.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
+        return [], ablation.problem or own_problem
     return runs, problem or ablation.problem

@@ -235,12 +235,12 @@ def _is_deployed_file(name: str) -> bool:
 
 
 def _commit(
-    api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _ExistingSpace | None
+    api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing_space: _ExistingSpace | None
 ) -> str:
     """Replaces the files of an earlier deployment in one commit. Returns the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    old_files = existing.files if existing else ()
+    old_files = existing_space.files if existing_space else ()
     stale_files = [name for name in old_files if _is_deployed_file(name) and name not in files]
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, str(path)) for name, path in files.items()
@@ -251,7 +251,7 @@ def _commit(
         operations,
         repo_type="space",
         commit_message=f"Compare {models.ppo.name} with {models.sft.name}",
-        parent_commit=existing.head if existing else None,
+        parent_commit=existing_space.head if existing_space else None,
     )
     return str(commit.oid)
 

@@ -33,12 +33,12 @@ def make_wheel(folder: Path) -> Path:
     if (sources / "pyproject.toml").is_file() and (sources / "spaces").is_dir():
         return _build(sources, folder)
     try:
-        installed = metadata.distribution(DISTRIBUTION)
+        distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError as error:
         raise ZooError(f"{PACKAGE} is not installed, so no wheel can be built from it: install rlhf-zoo.") from error
-    if Path(str(installed.locate_file(PACKAGE.name))).resolve() != PACKAGE.resolve():
+    if Path(str(distribution.locate_file(PACKAGE.name))).resolve() != PACKAGE.resolve():
         raise ZooError(f"{PACKAGE} is running, but another rlhf-zoo is installed: remove one of them from the path.")
-    return rebuild_wheel(installed, folder)
+    return rebuild_wheel(distribution, folder)
 
 
 def _build(sources: Path, folder: Path) -> Path:
@@ -50,13 +50,13 @@ def _build(sources: Path, folder: Path) -> Path:
     return Path(path)
 
 
-def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
+def rebuild_wheel(distribution: metadata.Distribution, folder: Path) -> Path:
     """Rebuilds the wheel of an installed package from the files in its RECORD.
 
     Scripts are left out, because the installer of the new wheel generates them.
 
     Args:
-        installed: The installed distribution.
+        distribution: The installed distribution.
         folder: The folder for the wheel.
 
     Returns:
@@ -66,21 +66,21 @@ def rebuild_wheel(installed: metadata.Distribution, folder: Path) -> Path:
         ZooError: Installed files are missing.
     """
     members = sorted(
-        filter(_belongs_in_wheel, (PurePosixPath(str(file)) for file in installed.files or [])),
+        filter(_belongs_in_wheel, (PurePosixPath(str(file)) for file in distribution.files or [])),
         key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
     )
-    missing = [path for path in members if not Path(str(installed.locate_file(path))).is_file()]
-    if missing or not any(path.name == "WHEEL" for path in members):
-        missing_file = missing[0] if missing else "dist-info/WHEEL"
+    missing_paths = [path for path in members if not Path(str(distribution.locate_file(path))).is_file()]
+    if missing_paths or not any(path.name == "WHEEL" for path in members):
+        missing_file = missing_paths[0] if missing_paths else "dist-info/WHEEL"
         raise ZooError(
             f"The installation of rlhf-zoo lacks {missing_file}, so no wheel can be built from it: install it again."
         )
-    stem = f"{installed.metadata['Name'].replace('-', '_')}-{installed.version}"
+    stem = f"{distribution.metadata['Name'].replace('-', '_')}-{distribution.version}"
     target = folder / f"{stem}-py3-none-any.whl"
     record_lines = []
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as wheel:
         for path in members:
-            content = Path(str(installed.locate_file(path))).read_bytes()
+            content = Path(str(distribution.locate_file(path))).read_bytes()
             _add_entry(wheel, str(path), content)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
             record_lines.append(f"{path},sha256={digest},{len(content)}")

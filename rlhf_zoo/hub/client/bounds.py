@@ -140,10 +140,10 @@ def _limited_stream(response: Response) -> SyncByteStream:
     class LimitedStream(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
             # The stream may be compressed, and the client unpacks it later, so compressed bytes have a lower limit.
-            remaining = MAX_COMPRESSED_BYTES if response.headers.get("Content-Encoding") else MAX_JSON_BYTES
+            remaining_bytes = MAX_COMPRESSED_BYTES if response.headers.get("Content-Encoding") else MAX_JSON_BYTES
             for piece in stream:
-                remaining -= len(piece)
-                if remaining < 0:
+                remaining_bytes -= len(piece)
+                if remaining_bytes < 0:
                     raise HfHubHTTPError(f"its answer to {response.request.url.path} is too large", response=response)
                 yield piece
 

@@ -96,17 +96,17 @@ class Source:
     def branches(self) -> list[Branch]:
         """Returns the branches: main first, then the others by name. A history follows each commit's first parent."""
         branches: list[Branch] = []
-        visited: set[str] = set()
+        visited_commits: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
         for name in sorted(heads, key=lambda name: (name != MAIN, name)):
             new_commits: list[str] = []
             fork = None
             for commit, _ in self.git.history(heads[name]):
-                if commit in visited:
+                if commit in visited_commits:
                     fork = commit
                     break
                 new_commits.append(commit)
-            visited.update(new_commits)
+            visited_commits.update(new_commits)
             branches.append(Branch(name, fork, new_commits[::-1]))
         return branches
 
@@ -317,22 +317,22 @@ class _Export:
         # A Hub makes the first commit of main itself. Build on that commit if it has only the files of a new
         # repository, or if exported commits follow it.
         if branch.name == MAIN and target_commits and not origins[target_commits[0]]:
-            first = target_commits.pop(0)
-            listing = self._list_target_files(first)
+            first_commit = target_commits.pop(0)
+            listing = self._list_target_files(first_commit)
             if not target_commits and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
-                raise self._foreign_commit_error(first)
-            self.accepted_commits.add(first)
+                raise self._foreign_commit_error(first_commit)
+            self.accepted_commits.add(first_commit)
             if not any(self._changes(branch.commits[0], listing)):
-                self.commits[branch.commits[0]] = first
-        missing = self._commits_to_send(branch)
+                self.commits[branch.commits[0]] = first_commit
+        missing_commits = self._commits_to_send(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # use the last trailer.
         for commit in target_commits:
-            if not missing or origins[commit][-1:] != missing[:1]:
+            if not missing_commits or origins[commit][-1:] != missing_commits[:1]:
                 raise self._foreign_commit_error(commit)
-            self.commits[missing.pop(0)] = commit
+            self.commits[missing_commits.pop(0)] = commit
             self.accepted_commits.add(commit)
-        return missing
+        return missing_commits
 
     def _commits_to_send(self, branch: Branch) -> list[str]:
         """Returns the commits that are not in `self.commits` and that change a file: a Hub makes no empty commits."""
@@ -350,7 +350,7 @@ class _Export:
             "choose another --repo."
         )
 
-    def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
+    def _replay(self, branch: Branch, head: str | None, missing_commits: list[str], total: int) -> str:
         """Sends the missing commits of a branch in order. Returns the branch's head on the target."""
         if head is None:
             # A branch that shares no commit with an earlier branch starts at main's first commit, and its own first
@@ -360,7 +360,7 @@ class _Export:
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
         parent = branch.fork
         for commit in branch.commits:
-            if commit in missing:
+            if commit in missing_commits:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
                 # This commit changes no file, so it maps to the same commit of the target as its parent.

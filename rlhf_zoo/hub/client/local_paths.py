@@ -70,11 +70,11 @@ class _Destination:
         # Keyed by target, because files with equal content share a blob in the cache.
         missing_bytes = {self.target(file): file.size - self._bytes_present(file) for file in files}
         nearest_folder = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        needed, free = sum(missing_bytes.values()), shutil.disk_usage(nearest_folder).free
-        if needed > free:
+        needed_bytes, free_bytes = sum(missing_bytes.values()), shutil.disk_usage(nearest_folder).free
+        if needed_bytes > free_bytes:
             raise ZooError(
-                f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
-                f"{free / 2**30:,.1f} free: free some space, or give another --output_dir."
+                f"{self.repo} takes {needed_bytes / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
+                f"{free_bytes / 2**30:,.1f} free: free some space, or give another --output_dir."
             )
 
     def _bytes_present(self, file: FileToFetch) -> int:

@@ -44,9 +44,9 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         if path.is_file() and _split_and_ending(path)[0] == split
     }
     if expected_files and (files_read != expected_files or not _are_one_file(expected_files)):
-        unexpected, missing = files_read - expected_files, expected_files - files_read
-        instead_of = f" instead of {_format_paths(missing, root)}" if missing else ""
-        shown_files = unexpected if missing and unexpected else files_read
+        unexpected_files, missing_files = files_read - expected_files, expected_files - files_read
+        instead_of = f" instead of {_format_paths(missing_files, root)}" if missing_files else ""
+        shown_files = unexpected_files if missing_files and unexpected_files else files_read
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
             f"{_format_paths(shown_files, root)}{instead_of}. Move the other "

@@ -343,8 +343,8 @@ def _find_earlier_commit(
         # The Hub omits missing paths, so an incomplete commit yields fewer entries.
         entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(files_to_compare), revision=commit))
         local_ids = {entry.path: content_id(files_to_compare[entry.path], entry) for entry in entries}
-        matching = {entry.path for entry in entries if local_ids[entry.path] == expected_id(entry)}
-        if commit in candidates and matching == set(files_to_compare):
+        matching_paths = {entry.path for entry in entries if local_ids[entry.path] == expected_id(entry)}
+        if commit in candidates and matching_paths == set(files_to_compare):
             return commit
     return None
 
@@ -416,8 +416,8 @@ def _replace_files(
         # claim.json is on main. For a commit to main, read it at the parent commit: the Hub refuses the commit if
         # another run changes the claim meanwhile.
         check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
-        existing = hub.api().list_repo_files(repo_id, revision=head)
-        stale_files = [name for name in existing if _is_replaceable(name) and name not in files]
+        existing_files = hub.api().list_repo_files(repo_id, revision=head)
+        stale_files = [name for name in existing_files if _is_replaceable(name) and name not in files]
         return [*_make_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale_files)]
 
     commit = commit_on_head(repo_id, make_operations, message, revision=revision, hub=hub)

@@ -97,12 +97,12 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
     Returns:
         The branch or tag; None if there is none.
     """
-    available = set(names)
-    if revision in available:
+    available_names = set(names)
+    if revision in available_names:
         return revision
     step = step_of_revision(revision)
     tag = None if step is None else tag_name(step)
-    return tag if tag in available else None
+    return tag if tag in available_names else None
 
 
 def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
@@ -322,16 +322,16 @@ class _Progress:
 def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, title: str) -> tuple[list[PulledFile], list[str]]:
     """Fetches files in WORKERS threads. Returns the files in order, and the paths that had other content before."""
     progress = _Progress(title, files)
-    pending: SimpleQueue[FileToFetch] = SimpleQueue()
+    pending_files: SimpleQueue[FileToFetch] = SimpleQueue()
     for file in files:
-        pending.put(file)
+        pending_files.put(file)
     results: dict[str, tuple[PulledFile, bool]] = {}
     failures: list[BaseException] = []
 
     def fetch_pending() -> None:
         try:
             while True:
-                file = pending.get_nowait()
+                file = pending_files.get_nowait()
                 results[file.path] = _fetch_file(file, destination, progress)
         except (Empty, _Stopped):
             return

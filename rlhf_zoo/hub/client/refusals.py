@@ -51,9 +51,9 @@ def is_disk_full(error: BaseException | None) -> bool:
     Args:
         error: The exception. For None, the result is False.
     """
-    visited: set[int] = set()
-    while error is not None and id(error) not in visited:  # an exception can be its own cause
-        visited.add(id(error))
+    visited_ids: set[int] = set()
+    while error is not None and id(error) not in visited_ids:  # an exception can be its own cause
+        visited_ids.add(id(error))
         # The exceptions of safetensors have no errno, but their text contains the code.
         codes_in_text = (code for code in DISK_FULL_ERRNOS if f"(os error {code})" in str(error))
         if getattr(error, "errno", None) in DISK_FULL_ERRNOS or any(codes_in_text):

@@ -95,11 +95,11 @@ def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
     """Raises ZooError if a path collides with another on a file system that ignores case or Unicode normalization."""
     path_by_folded_name: dict[str, str] = {}
     for file in files:
-        existing = path_by_folded_name.setdefault(_fold_name(file.path), file.path)
-        if existing is not file.path:  # `is`, because the Hub may list one path twice
+        existing_path = path_by_folded_name.setdefault(_fold_name(file.path), file.path)
+        if existing_path is not file.path:  # `is`, because the Hub may list one path twice
             raise ZooError(
-                f"{repo} has files {existing!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
-                "rename one of them in the repository."
+                f"{repo} has files {existing_path!r:.160} and {file.path!r:.160}, which are the same on some file "
+                "systems: rename one of them in the repository."
             )
     for file in files:
         for folder in Path(file.path).parents:

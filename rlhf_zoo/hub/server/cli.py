@@ -152,7 +152,7 @@ def status(root: Path | None, as_json: bool) -> None:
     # Count without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
     size = folder_bytes(folder / "repos")
-    damaged = _list_damaged(folder) if sum(repos.values()) else []
+    damaged_repos = _list_damaged(folder) if sum(repos.values()) else []
     report = {
         "running": server_record is not None,
         "url": server_record["url"] if server_record else None,
@@ -160,7 +160,7 @@ def status(root: Path | None, as_json: bool) -> None:
         "root": str(folder),
         "repositories": repos,
         "bytes": size,
-        "damaged": damaged,
+        "damaged": damaged_repos,
     }
     if as_json:
         click.echo(json.dumps(report))
@@ -172,7 +172,7 @@ def status(root: Path | None, as_json: bool) -> None:
     click.echo(f"root          {folder}")
     click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
     click.echo(f"size          {size / 1e6:,.1f} MB")
-    for entry in damaged:
+    for entry in damaged_repos:
         click.echo(f"damaged       {entry['type']} {entry['id']}: {entry['reason']}; see {entry['folder']}")
 
 
@@ -261,14 +261,14 @@ def _list_damaged(root: Path) -> list[dict[str, str]]:
     from .storage import Storage
 
     storage = Storage(root)
-    damaged = []
+    entries = []
     for repo in storage.repositories():
         reason = find_damage(storage, repo)
         if reason is not None:
             # A reason quotes names that somebody pushed. Control characters must not reach the terminal.
             printable = "".join(char if char.isprintable() else "�" for char in reason)
-            damaged.append({"id": str(repo), "type": repo.kind, "reason": printable, "folder": str(storage.path(repo))})
-    return damaged
+            entries.append({"id": str(repo), "type": repo.kind, "reason": printable, "folder": str(storage.path(repo))})
+    return entries
 
 
 hub.add_command(serve_command, "serve")

@@ -219,11 +219,11 @@ class CollectionsApi(Api):
 
 def _read_collections(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yields the collections in these files. Logs and skips damaged files."""
-    removed = object()  # marks a file that another request has removed
+    removed_marker = object()  # marks a file that another request has removed
     for path in sorted(paths):
         try:
-            collection = read_json(path, removed)
-            if collection is removed:
+            collection = read_json(path, removed_marker)
+            if collection is removed_marker:
                 continue
             _check_collection(collection, path)
         except (ValueError, OSError) as error:

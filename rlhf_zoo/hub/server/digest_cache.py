@@ -31,25 +31,25 @@ class DigestCache:
         Returns:
             A copy that the caller may change.
         """
-        raw = self._find(digest)
-        if raw is None:
+        json_bytes = self._find(digest)
+        if json_bytes is None:
             with self._compute_lock:
-                raw = self._find(digest)  # another thread may have computed it meanwhile
-                if raw is None:
-                    raw = json.dumps(compute(), separators=(",", ":")).encode()
-                    self._store(digest, raw)
-        return json.loads(raw)
+                json_bytes = self._find(digest)  # another thread may have computed it meanwhile
+                if json_bytes is None:
+                    json_bytes = json.dumps(compute(), separators=(",", ":")).encode()
+                    self._store(digest, json_bytes)
+        return json.loads(json_bytes)
 
     def _find(self, digest: str) -> bytes | None:
         with self._lock:
-            raw = self._entries.get(digest)
-            if raw is not None:
+            json_bytes = self._entries.get(digest)
+            if json_bytes is not None:
                 self._entries.move_to_end(digest)
-            return raw
+            return json_bytes
 
-    def _store(self, digest: str, raw: bytes) -> None:
+    def _store(self, digest: str, json_bytes: bytes) -> None:
         with self._lock:
-            self._entries[digest] = raw
-            self._size += len(raw)
+            self._entries[digest] = json_bytes
+            self._size += len(json_bytes)
             while self._size > self._max_bytes:
                 self._size -= len(self._entries.popitem(last=False)[1])

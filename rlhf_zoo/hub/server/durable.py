@@ -35,8 +35,8 @@ def make_private(folder: Path) -> None:
         OSError: The folder cannot be created, its path is a file, or changing its mode fails.
     """
     # Create the folders one by one, because mkdir(parents=True) ignores `mode` for parent folders.
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
+    missing_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing_folders):
         path.mkdir(mode=0o700, exist_ok=True)
     status = folder.stat()
     if not stat.S_ISDIR(status.st_mode):
@@ -97,8 +97,8 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not a JSON object")
-    for key, expected in types.items():
-        if not isinstance(value.get(key), expected):
+    for key, expected_type in types.items():
+        if not isinstance(value.get(key), expected_type):
             raise ValueError(f"'{key}' is {value.get(key)!r:.80}" if key in value else f"'{key}' is missing")
 
 

@@ -278,11 +278,11 @@ class GitRepository:
         Args:
             commit: Commit id.
         """
-        current: str | None = commit
-        while current is not None:
-            commit_object = self.commit(current)
-            yield current, commit_object
-            current = commit_object.parents[0].decode() if commit_object.parents else None
+        oid: str | None = commit
+        while oid is not None:
+            commit_object = self.commit(oid)
+            yield oid, commit_object
+            oid = commit_object.parents[0].decode() if commit_object.parents else None
 
     def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
         """Returns the entries of a tree object: name -> (mode, oid).
@@ -362,12 +362,12 @@ class GitRepository:
         pending_paths = set(paths)
         path_tree = _group_by_folder(pending_paths)
         tree = self.root_tree(commit)
-        for current, commit_object in self.history(commit):
+        for oid, commit_object in self.history(commit):
             parents = commit_object.parents
             parent_tree = self.root_tree(parents[0].decode()) if parents else None
             changed_paths = set(self._changed_paths(tree, parent_tree, path_tree)) & pending_paths
             if changed_paths:
-                commit_by_path |= dict.fromkeys(changed_paths, current)
+                commit_by_path |= dict.fromkeys(changed_paths, oid)
                 pending_paths -= changed_paths
                 path_tree = _group_by_folder(pending_paths)
             if not pending_paths or parent_tree is None:

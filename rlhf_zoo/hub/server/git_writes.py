@@ -79,8 +79,8 @@ class Quarantine:
         """
         if oid not in self._oids:
             return None
-        raw = zlib.decompress((self._folder / oid).read_bytes())
-        return raw.partition(b"\0")[2]
+        object_bytes = zlib.decompress((self._folder / oid).read_bytes())
+        return object_bytes.partition(b"\0")[2]
 
     def migrate(self) -> None:
         """Syncs the objects to the disk, then moves them to the store. The caller holds the repository's lock."""

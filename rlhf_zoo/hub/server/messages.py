@@ -362,13 +362,13 @@ def _parse_finite(text: str) -> float:
     return number
 
 
-def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _Value | None:
+def member(fields: Mapping[str, object], key: str, expected_type: type[_Value]) -> _Value | None:
     """Returns a member of a JSON object.
 
     Args:
         fields: The object.
         key: The member's key.
-        expected: The type that the value must have.
+        expected_type: The type that the value must have.
 
     Returns:
         The value; None if the member is absent or null.
@@ -377,8 +377,8 @@ def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _V
         Fault: 400 for a value of any other type.
     """
     value = fields.get(key)
-    if value is not None and not isinstance(value, expected):
-        raise bad_request(f"'{key}' must be a {_TYPE_NAMES[expected]}; it is {value!r:.80}.")
+    if value is not None and not isinstance(value, expected_type):
+        raise bad_request(f"'{key}' must be a {_TYPE_NAMES[expected_type]}; it is {value!r:.80}.")
     return value
 
 

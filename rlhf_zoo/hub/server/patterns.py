@@ -170,11 +170,11 @@ def _has_pieces_in_order(pieces: list[bytes], name: bytes) -> bool:
     """Whether a name starts with the first piece, ends with the last, and has the other pieces between, in order."""
     if len(pieces) == 1:
         return name == pieces[0]
-    first, *middle, last = pieces
-    position, end = len(first), len(name) - len(last)
-    if not (name.startswith(first) and name.endswith(last)):
+    first_piece, *middle_pieces, last_piece = pieces
+    position, end = len(first_piece), len(name) - len(last_piece)
+    if not (name.startswith(first_piece) and name.endswith(last_piece)):
         return False
-    for piece in middle:  # the first occurrence leaves the most room for the other pieces
+    for piece in middle_pieces:  # the first occurrence leaves the most room for the other pieces
         position = name.find(piece, position, end)
         if position < 0:
             return False

@@ -128,8 +128,8 @@ class RefsApi(Api):
 def _check_name_is_free(git: GitRepository, name: str, kind: str) -> None:
     """Raises Fault if a branch (or tag) already has this name, or a name that conflicts with it in git."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
-    for existing in git.ref_names("refs/heads/" if kind == "branch" else "refs/tags/"):
-        if existing == name:
+    for existing_name in git.ref_names("refs/heads/" if kind == "branch" else "refs/tags/"):
+        if existing_name == name:
             raise Fault(409, f"The {kind} '{name}' already exists.")
-        if existing.startswith(f"{name}/") or name.startswith(f"{existing}/"):
-            raise bad_request(f"'{name}' conflicts with '{existing}' in git: one name begins with the other.")
+        if existing_name.startswith(f"{name}/") or name.startswith(f"{existing_name}/"):
+            raise bad_request(f"'{name}' conflicts with '{existing_name}' in git: one name begins with the other.")

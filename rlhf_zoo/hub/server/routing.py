@@ -139,9 +139,9 @@ def _parse_parts(match: re.Match[str]) -> dict[str, Any]:
     return parts
 
 
-def _decode_segment(raw: str) -> str:
+def _decode_segment(segment: str) -> str:
     """Decodes the percent-encoding of one segment of a path."""
     try:
-        return unquote(raw, errors="strict")
+        return unquote(segment, errors="strict")
     except UnicodeDecodeError as error:
         raise bad_request("The request's path is not UTF-8.") from error

@@ -38,10 +38,10 @@ _BOOKEND = b"\xff" * 32
 _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
-def _hash_hex(raw: bytes) -> str:
+def _hash_hex(hash_bytes: bytes) -> str:
     """Returns the text form of a hash."""
     # The protocol prints a hash as four 64-bit little-endian numbers, so each group of eight bytes is reversed.
-    return "".join(f"{number:016x}" for number in struct.unpack("<4Q", raw))
+    return "".join(f"{number:016x}" for number in struct.unpack("<4Q", hash_bytes))
 
 
 def find_chunks(xorb: BinaryIO) -> array[int]:
