@@ -355,9 +355,9 @@ def _read_repository(entry: CardParent, hub: Hub) -> Member:
             return member
         return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
-        names = ", ".join(revisions[:_MAX_LISTED])
+        listed_names = ", ".join(revisions[:_MAX_LISTED])
         remainder = f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
-        return Member(problem=f"has no revision {entry.commit!r}; it has {names}{remainder}")
+        return Member(problem=f"has no revision {entry.commit!r}; it has {listed_names}{remainder}")
     except client_errors() as error:
         return Member(problem=f"cannot be read ({reason(error)})")
     parents = card.parents if card is not None else ()
