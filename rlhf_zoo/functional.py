@@ -1,9 +1,9 @@
 """Every formula of PPO for language models: pure tensors in, tensors out.
 
-Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. A is T if each token is an action, and
-1 if the whole completion is one. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
-starting at position 0 and without gaps. Log-probabilities, under any model, are those of the sampled tokens at the
-sampling temperature, in nats. Values outside the mask never matter.
+Shapes: B completions, T response positions, V tokens of the vocabulary, A actions. A is T if each token is an action,
+and 1 if the whole completion is one. A mask (B, T) is True on sampled tokens up to and including EOS, starting at
+position 0 and without gaps. Log-probabilities, under any model, are those of the sampled tokens at the sampling
+temperature, in nats. Values outside the mask never matter.
 
 "N+ 15" is detail 15 of "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031).
 """
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "AGGREGATIONS", "ENSEMBLES", "KL_IN_LOSS", "KL_IN_REWARD", "actions", "aggregate",
+    "AGGREGATIONS", "ENSEMBLES", "LOSS_KL_ESTIMATORS", "REWARD_KL_ESTIMATORS", "actions", "aggregate",
     "clipped_policy_loss", "clipped_value_loss", "ensemble_scores", "entropy", "exact_kl", "explained_variance",
-    "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "leave_one_out", "log_softmax",
-    "masked_mean", "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs",
-    "shape_scores", "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
+    "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "leave_one_out", "log_softmax", "masked_mean",
+    "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs", "shape_scores",
+    "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
 ]  # fmt: skip
 
-KL_IN_REWARD = ("k1", "k3")
-KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
+REWARD_KL_ESTIMATORS = ("k1", "k3")
+LOSS_KL_ESTIMATORS = ("k2", "k3", "k3_reverse", "full")
 # exp overflows float32 above 88. Where a clip bounds the loss, the gradient would then be 0·∞ = NaN.
 MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
@@ -152,12 +152,12 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
-    """A loss for each action of π_old, (B, A), with the gradient of a KL. ρ = π/π_old; sg means stop-gradient.
+    """A loss for each action sampled from π_old, (B, A), whose gradient is that of a KL. ρ = π/π_old.
 
-    k2: sg(ρ)·½k1² has the gradient of KL(π ‖ π_ref). k3: ρ·k3, differentiated through ρ, has the same gradient.
-    k3_reverse: sg(ρ)·k3, which is GRPO's loss on policy, has the gradient of KL(π_ref ‖ π). k1 is refused: E[∇ log π] =
-    0, so its expected gradient is 0. If actions are tokens, the gradient ignores the effect of a token on later states;
-    if actions are completions, the gradient is exact. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
+    k2: sg(ρ)·½k1², with sg for stop-gradient, has the gradient of KL(π ‖ π_ref). k3: ρ·k3, differentiated through ρ,
+    has the same gradient. k3_reverse: sg(ρ)·k3, which is GRPO's loss on policy, has the gradient of KL(π_ref ‖ π). k1
+    is refused: E[∇ log π] = 0, so its expected gradient is 0. If actions are tokens, the gradient ignores the effect of
+    a token on later states; if actions are completions, it is exact. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
 
     Args:
         logprobs: (B, A) log π.
@@ -244,8 +244,8 @@ def shape_scores(
         std: σ, in the units of the scores.
         clip: In the units of the result; None for no bound.
     """
-    shaped = (scores - mean) / std
-    return shaped if clip is None else shaped.clamp(-clip, clip)
+    shaped_scores = (scores - mean) / std
+    return shaped_scores if clip is None else shaped_scores.clamp(-clip, clip)
 
 
 def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None) -> Tensor:
@@ -285,7 +285,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
     return rewards.scatter_add(1, last_token(mask).unsqueeze(1), scores.to(rewards.dtype).unsqueeze(1))
 
 
-def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
+def terminal_remainder(scores: Tensor, token_scores: Tensor, mask: Tensor) -> Tensor:
     """s − Σ_t d_t, (B,): the part of a score s that goes to the last token, if d_t goes to each token t.
 
     Then r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t, however the score is
@@ -293,10 +293,10 @@ def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor
 
     Args:
         scores: (B,) s.
-        by_token: (B, T) d.
+        token_scores: (B, T) d.
         mask: (B, T).
     """
-    return scores - by_token.masked_fill(~mask, 0).sum(1)
+    return scores - token_scores.masked_fill(~mask, 0).sum(1)
 
 
 def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
@@ -342,11 +342,11 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """
     rewards, values = rewards.masked_fill(~mask, 0), values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(values)
-    next_advantage = next_value = torch.zeros_like(values[:, 0])
+    advantage = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        next_advantage = (delta + gamma * lam * next_advantage) * mask[:, t]
-        advantages[:, t] = next_advantage
+        advantage = (delta + gamma * lam * advantage) * mask[:, t]
+        advantages[:, t] = advantage
         next_value = values[:, t]
     return advantages, advantages + values
 
@@ -426,23 +426,23 @@ def aggregate(
     loss: Tensor,
     mask: Tensor,
     *,
-    tokens: Tensor | float,
-    sequences: Tensor | float = 1.0,
-    length: int = 1,
+    token_count: Tensor | float,
+    sequence_count: Tensor | float = 1.0,
+    max_length: int = 1,
     mode: str = "token-mean",
 ) -> Tensor:
     """A micro-batch's share of a minibatch's loss, a scalar. However rows are split, the shares add up to that loss.
 
-    With Σ, the sum over the mask: token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of the mean over
-    tokens. seq-mean-token-sum: Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783,
-    §3.2).
+    With Σ, the sum over the mask: token-mean: Σ/token_count. seq-mean-token-mean: the mean over sequences of the mean
+    over tokens. seq-mean-token-sum: Σ/sequence_count. seq-sum-norm: Σ/(sequence_count·max_length), a constant divisor
+    (arXiv:2503.20783, §3.2).
 
     Args:
         loss: (B, T) of the micro-batch.
         mask: (B, T) of the micro-batch.
-        tokens: The number of tokens in the whole minibatch, over all processes.
-        sequences: The number of sequences in the whole minibatch, over all processes.
-        length: The maximum number of tokens in a response, for seq-sum-norm.
+        token_count: The number of tokens in the whole minibatch, over all processes.
+        sequence_count: The number of sequences in the whole minibatch, over all processes.
+        max_length: The maximum number of tokens in a response, for seq-sum-norm.
         mode: One of AGGREGATIONS.
 
     Raises:
@@ -450,13 +450,13 @@ def aggregate(
     """
     masked_loss = loss.masked_fill(~mask, 0)
     if mode == "token-mean":
-        return masked_loss.sum() / tokens
+        return masked_loss.sum() / token_count
     if mode == "seq-mean-token-mean":
-        return (masked_loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / sequences
+        return (masked_loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / sequence_count
     if mode == "seq-mean-token-sum":
-        return masked_loss.sum() / sequences
+        return masked_loss.sum() / sequence_count
     if mode == "seq-sum-norm":
-        return masked_loss.sum() / (sequences * length)
+        return masked_loss.sum() / (sequence_count * max_length)
     raise ValueError(f"unknown aggregation {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
 
 

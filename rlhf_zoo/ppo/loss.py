@@ -62,7 +62,7 @@ class PolicyLoss:
         # sum of small differences. A difference of large sums would lose precision.
         new_logprobs = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
         old_logprobs = torch.zeros_like(new_logprobs)
-        policy_loss, clipped = F.clipped_policy_loss(
+        policy_loss, is_clipped = F.clipped_policy_loss(
             new_logprobs,
             old_logprobs,
             estimates.advantages,
@@ -83,7 +83,7 @@ class PolicyLoss:
         terms = {
             "loss/policy": policy_loss,
             "objective/entropy": entropy,
-            "policy/clipfrac": clipped.float(),
+            "policy/clipfrac": is_clipped.float(),
             "policy/approxkl": F.kl_penalty(samples.logprobs, logprobs.detach(), estimator="k3"),  # of KL(π_old ‖ π)
             "policy/ratio": new_logprobs.exp(),
             LOGPROB_MISMATCH: log_ratio.abs(),
@@ -123,10 +123,10 @@ def micro_batch_loss(
         actor_loss, terms = policy_loss(output.logprobs, output.entropy, output.exact_kl)
     else:
         actor_loss, terms = output.policy_loss, dict(output.policy_terms)
-    value_loss, value_clipped = F.clipped_value_loss(
+    value_loss, is_clipped = F.clipped_value_loss(
         output.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )
-    terms |= {"loss/value": value_loss, "value/clipfrac": value_clipped.float()}
+    terms |= {"loss/value": value_loss, "value/clipfrac": is_clipped.float()}
     # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on the split.
     loss = args.vf_coef * _share(value_loss, mask, size, args.loss_aggregation)
     if not critic_only:
@@ -135,4 +135,5 @@ def micro_batch_loss(
 
 
 def _share(loss: Tensor, mask: Tensor, size: MinibatchSize, mode: str) -> Tensor:
-    return F.aggregate(loss, mask, tokens=size.actions, sequences=size.sequences, length=size.max_actions, mode=mode)
+    counts = {"token_count": size.actions, "sequence_count": size.sequences, "max_length": size.max_actions}
+    return F.aggregate(loss, mask, **counts, mode=mode)

@@ -320,19 +320,19 @@ def clipped_value_loss(
 
 
 def aggregate(
-    loss: ArrayLike, mask: ArrayLike, *, tokens: float, sequences: float = 1.0, length: int = 1, mode: str
+    loss: ArrayLike, mask: ArrayLike, *, token_count: float, sequence_count: float = 1.0, max_length: int = 1, mode: str
 ) -> float:
-    """Each token weighs 1/tokens, 1/(its sequence's tokens · sequences), 1/sequences or 1/(sequences · length).
+    """Sums the losses of tokens, each divided by the divisor of the mode.
 
     token-mean: DAPO (arXiv:2503.14476) §3.3. seq-mean-token-mean: GRPO (arXiv:2402.03300) eq. 3. seq-sum-norm: Liu et
     al. (arXiv:2503.20783) §3.2, whose divisor is a constant.
     """
     array, rows = np.asarray(loss, dtype=np.float64), np.asarray(mask, dtype=bool)
     divisor = {
-        "token-mean": lambda row: tokens,
-        "seq-mean-token-mean": lambda row: int(rows[row].sum()) * sequences,
-        "seq-mean-token-sum": lambda row: sequences,
-        "seq-sum-norm": lambda row: sequences * length,
+        "token-mean": lambda row: token_count,
+        "seq-mean-token-mean": lambda row: int(rows[row].sum()) * sequence_count,
+        "seq-mean-token-sum": lambda row: sequence_count,
+        "seq-sum-norm": lambda row: sequence_count * max_length,
     }[mode]
     return math.fsum(float(array[row, t]) / divisor(row) for row, t in _masked_indices(mask))
 

@@ -144,7 +144,7 @@ def test_kl_loss_gradient(estimator: str, expected: list[float]) -> None:
     assert_close(logprobs.grad, [expected])
 
 
-@pytest.mark.parametrize("estimator", functional.KL_IN_LOSS[:-1])
+@pytest.mark.parametrize("estimator", functional.LOSS_KL_ESTIMATORS[:-1])
 def test_kl_loss_is_finite_when_ratio_exceeds_float32(estimator: str) -> None:
     """exp(100) is infinite in float32, and infinity times a KL of 0 is NaN."""
     logprobs = torch.tensor([[0.0, 0.0]], requires_grad=True)
@@ -318,7 +318,7 @@ def test_aggregate_in_each_mode() -> None:
     # Rows of 2 and 1 tokens: (1, 2) and (6). Σ = 9 over 3 tokens; means 1.5 and 6; sums 3 and 6; at most 4 tokens.
     loss = f64([[1.0, 2.0, NAN], [6.0, NAN, NAN]])
     mask = torch.tensor([[True, True, False], [True, False, False]])
-    counts = {"tokens": 3, "sequences": 2, "length": 4}
+    counts = {"token_count": 3, "sequence_count": 2, "max_length": 4}
     for mode, expected in {
         "token-mean": 3.0,
         "seq-mean-token-mean": 3.75,
@@ -332,7 +332,7 @@ def test_aggregate_in_each_mode() -> None:
 def test_aggregate_of_micro_batch_divides_by_counts_of_minibatch() -> None:
     # Only the first row of a minibatch of 3 sequences and 12 tokens.
     loss, mask = f64([[1.0, 2.0, NAN]]), torch.tensor([[True, True, False]])
-    counts = {"tokens": torch.tensor(12), "sequences": torch.tensor(3), "length": 5}
+    counts = {"token_count": torch.tensor(12), "sequence_count": torch.tensor(3), "max_length": 5}
     for mode, expected in zip(functional.AGGREGATIONS, [0.25, 0.5, 1.0, 0.2], strict=True):
         assert_close(functional.aggregate(loss, mask, **counts, mode=mode), expected)
 
@@ -376,7 +376,7 @@ def test_unknown_option_name_raises_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="k3_reverse"):
         functional.kl_loss(x, x, x, estimator="k1")  # its gradient is zero on average
     with pytest.raises(ValueError, match="seq-sum-norm"):
-        functional.aggregate(x, mask, tokens=1, mode=name)
+        functional.aggregate(x, mask, token_count=1, mode=name)
     with pytest.raises(ValueError, match="mean_minus_variance"):
         functional.ensemble_scores(x, how=name)
     with pytest.raises(ValueError, match="unknown action level"):

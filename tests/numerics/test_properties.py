@@ -77,7 +77,7 @@ def _whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e
 
 def _aggregate(loss: Tensor, mask: Tensor, mode: str) -> Tensor:
     """Aggregates the loss of a minibatch whose responses have at most 6 tokens."""
-    return functional.aggregate(loss, mask, tokens=mask.sum(), sequences=len(mask), length=6, mode=mode)
+    return functional.aggregate(loss, mask, token_count=mask.sum(), sequence_count=len(mask), max_length=6, mode=mode)
 
 
 # ---- the mask
@@ -148,7 +148,7 @@ def test_policy_and_kl_losses_have_no_gradient_on_padding(
     logprobs.requires_grad_()
     losses = [functional.clipped_policy_loss(logprobs, old, other, cliprange=0.2, dual_clip=dual_clip)[0]]
     if padding_logprob > -100:
-        losses += [functional.kl_loss(logprobs, old, other, estimator=k) for k in functional.KL_IN_LOSS[:-1]]
+        losses += [functional.kl_loss(logprobs, old, other, estimator=k) for k in functional.LOSS_KL_ESTIMATORS[:-1]]
     for loss in losses:
         grad = gradient(_aggregate(loss, batch.mask, "token-mean"), logprobs)
         assert (grad[~batch.mask] == 0).all() and grad.isfinite().all()
@@ -199,7 +199,7 @@ def test_micro_batches_of_any_split_sum_to_minibatch(batch: Batch, mode: str, da
     size = len(batch.mask)
     cuts = sorted(data.draw(st.sets(st.integers(1, size - 1)))) if size > 1 else []
     bounds = [0, *cuts, size]
-    counts = {"tokens": batch.mask.sum(), "sequences": torch.tensor(size), "length": 6}
+    counts = {"token_count": batch.mask.sum(), "sequence_count": torch.tensor(size), "max_length": 6}
     scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)  # one weight that every token depends on
 
     def loss(part: slice) -> Tensor:

@@ -145,7 +145,7 @@ def _value_loss(draw: Draw, cliprange: float | None) -> tuple[Any, Any]:
 
 
 def _aggregate(mode: str) -> Case:
-    counts = {"tokens": 37.0, "sequences": 9.0, "length": 64}
+    counts = {"token_count": 37.0, "sequence_count": 9.0, "max_length": 64}
     return lambda draw: evaluate_both("aggregate", draw.normal(), draw.mask(), **counts, mode=mode)
 
 
@@ -173,10 +173,10 @@ CASES: dict[str, Case] = {
     "mean_and_std": _mean_and_std,
     **{
         f"kl_penalty/{k}": lambda draw, k=k: evaluate_both("kl_penalty", *draw.logprobs(), estimator=k)
-        for k in ("k2", *functional.KL_IN_REWARD)
+        for k in ("k2", *functional.REWARD_KL_ESTIMATORS)
     },
     "exact_kl": lambda draw: evaluate_both("exact_kl", _logits(draw), _logits(draw)),
-    **{f"kl_loss/{k}": lambda draw, k=k: _kl_loss(draw, k) for k in functional.KL_IN_LOSS if k != "full"},
+    **{f"kl_loss/{k}": lambda draw, k=k: _kl_loss(draw, k) for k in functional.LOSS_KL_ESTIMATORS if k != "full"},
     "actions/token": _token_actions,
     "actions/sequence": lambda draw: evaluate_both("actions", draw.normal(), draw.mask(), level="sequence"),
     **{f"importance_weights/{level}": _importance_weights(level) for level in ("token", "sequence")},

@@ -241,13 +241,15 @@ def test_formulas_reproduce_trls_tensors(update: Update) -> None:
             update["micro_logprobs"][i], update["logprobs"][rows], update["advantages"][rows],
             cliprange=settings["cliprange"],
         )  # fmt: skip
-        assert_close(F.aggregate(losses, tokens, tokens=tokens.sum()), update["micro_policy_loss"][i], "policy loss")
+        assert_close(
+            F.aggregate(losses, tokens, token_count=tokens.sum()), update["micro_policy_loss"][i], "policy loss"
+        )
         policy_clipped.append(F.masked_mean(clipped.float(), tokens))
         losses, clipped = F.clipped_value_loss(
             update["micro_values"][i], update["values"][rows], update["returns"][rows],
             cliprange=settings["cliprange_value"],
         )  # fmt: skip
-        assert_close(F.aggregate(losses, states, tokens=states.sum()), update["micro_value_loss"][i], "value loss")
+        assert_close(F.aggregate(losses, states, token_count=states.sum()), update["micro_value_loss"][i], "value loss")
         value_clipped.append(F.masked_mean(clipped.float(), states))
     if update.case != "minibatches_ignored":
         assert_close(torch.stack(policy_clipped).mean(), update.logged["policy/clipfrac_avg"], "policy clips")
