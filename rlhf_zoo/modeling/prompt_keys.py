@@ -24,7 +24,7 @@ def prompt_key(prompt: Prompt) -> str:
     """
     if isinstance(prompt, str):
         return prompt.strip()
-    turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
+    turns = [(turn["role"], turn.get("content")) for turn in prompt] if is_conversation(prompt) else prompt
     if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
         return turns[0][1].strip()
     # Use `default=str`, because a column may hold values that JSON cannot represent, such as images.

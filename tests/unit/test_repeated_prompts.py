@@ -35,6 +35,7 @@ def test_prompt_key_distinguishes_prompts() -> None:
     assert prompt_key(" how is it\n") == prompt_key([user("how is it")]) == "how is it"
     assert prompt_key([user("a"), {"role": "assistant", "content": "b"}, user("c")]) != prompt_key([user("c")])
     assert prompt_key([{"role": "system", "content": "be kind"}, user("a")]) != prompt_key([user("a")])
+    assert prompt_key([{"role": "assistant"}]) == prompt_key([{"role": "assistant", "content": None}])
     assert count_distinct_prompts(["a", [user("a")], "b"]) == 2
     assert (format_prompt_count(14, 469), format_prompt_count(14, 14)) == ("14 (in 469 rows)", "14")
 
