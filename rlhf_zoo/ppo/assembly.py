@@ -22,7 +22,7 @@ from ..modeling.value_head_models import AutoModelForCausalLMWithValueHead, Auto
 from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
 from .config import PPOConfig
-from .critics import build_critic, stored_statistics
+from .critics import build_critic, statistics_options
 from .guards import check_step_size, warn
 from .key_checks import has_reference
 from .ptx import TextSource
@@ -55,7 +55,7 @@ class Parts:
         reference: The reference for KL; None without one.
         rewards: The rewards; None if a custom training loop scores the completions.
         text_source: The texts for the PTX loss; None without that loss.
-        starts_at_reference: Whether the policy should start exactly at the reference, because the user chose no other.
+        starts_at_reference: Whether the policy should start exactly at the reference: the user chose no other one.
         context_length: The number of tokens that all models can read; None for no limit.
         vocabulary: The tokens that the policy can sample.
         smallest_consumer: The model with the fewest embedding rows among those that read the policy's ids.
@@ -205,7 +205,8 @@ def _prepare_critic(
     # With an adapter, only the adapter and the critic's head are trained, so a reward model can share the trunk.
     share_weights = uses_adapter and getattr(config, "bias", "none") == "none"
     critic = build_critic(value_model, rewards, policy, args, share_weights=share_weights)
-    return critic, config if uses_adapter and not isinstance(critic, ValueHead) and not is_peft(critic) else None
+    needs_adapter = uses_adapter and not isinstance(critic, ValueHead) and not is_peft(critic)
+    return critic, config if needs_adapter else None
 
 
 def _prepare_texts(
@@ -351,20 +352,20 @@ def build_rewards(
             f"There are {len(models)} reward models and {len(tokenizers)} tokenizers in reward_processing_class: pass "
             "one for all of them, or one for each."
         )
-    kwargs: dict[str, Any] = {
+    common_options: dict[str, Any] = {
         "batch_size": args.local_rollout_forward_batch_size,
         "max_tokens": args.max_tokens_per_pass,
-        **stored_statistics(args),
+        **statistics_options(args),
     }
 
     def as_reward(reward: Any, own_tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
         if isinstance(reward, str):
             model = load_classifier(reward, label=options.get("label"), options=AS_SAVED)
-            return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **options)
+            return RewardModel(model, load_tokenizer(reward), tokenizer, **common_options, **options)
         if isinstance(reward, PreTrainedModel):
             check_saved_tokenizer(reward, own_tokenizer, subject="the reward model")
             check_reward_head(reward)
-            return RewardModel(reward, own_tokenizer, tokenizer, **kwargs, **options)
+            return RewardModel(reward, own_tokenizer, tokenizer, **common_options, **options)
         return reward
 
     # These settings apply to reward_model. For a model in reward_funcs, pass a RewardModel with its own settings.

@@ -101,8 +101,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._prompts_per_batch: list[int] = []  # of the batches read since the last update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._completions_table: dict[str, list[Any]] = {}
-        self._episodes = self._loop_prompt_count = 0
-        self._loop_model: nn.Module | None = None
+        self._episodes = self._custom_loop_prompt_count = 0
+        self._custom_loop_model: nn.Module | None = None
         self.max_tokens_per_micro_batch = args.max_tokens_per_pass
         prompt_arguments = args, processing_class, self.context_length, self.smallest_consumer
         super().__init__(
@@ -227,7 +227,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         Raises:
             NotFinite: Log-probabilities are not finite. If only the loss is not, `optimizer_step` skips the step.
         """
-        tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_logprobs}
+        tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_mismatch}
         finite = self.finite_on_all_processes(tensors)
         if not finite["log-probabilities"]:
             self.check_weights()
@@ -252,7 +252,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             **{name: self.mean(column) for name, column in per_completion.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.shaped_scores),
-            **critic_metrics(values, returns, mask, length=self.args.response_length),
+            **critic_metrics(values, returns, mask, max_actions=self.args.response_length),
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
@@ -393,12 +393,12 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
             groups = []
             for module, rate in ((actor.policy, args.learning_rate), (actor.value_model, critic_rate)):
-                decayed = set(self.get_decay_parameter_names(module))
+                decay_names = set(self.get_decay_parameter_names(module))
                 for decay in (True, False):
                     weights = [
                         weight
                         for name, weight in module.named_parameters()
-                        if weight.requires_grad and (name in decayed) == decay
+                        if weight.requires_grad and (name in decay_names) == decay
                     ]
                     if weights:
                         weight_decay = args.weight_decay if decay else 0.0

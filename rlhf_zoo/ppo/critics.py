@@ -16,7 +16,7 @@ from .actor_critic import shared_value_head
 from .config import PPOConfig
 
 
-def stored_statistics(args: PPOConfig) -> dict[str, bool]:
+def statistics_options(args: PPOConfig) -> dict[str, bool]:
     """Returns the arguments of `RewardModel` that center and scale its scores by the statistics stored with it.
 
     Args:
@@ -48,7 +48,7 @@ def build_critic(
     Raises:
         ZooError: There is no model that the critic can start from, or value_model cannot be a critic.
     """
-    statistics: dict[str, Any] = {**stored_statistics(args)}
+    options: dict[str, Any] = {**statistics_options(args)}
     if value_model is not None:
         if args.critic != "auto":
             raise ZooError(f"critic is {args.critic!r} and value_model is passed too: remove one of them.")
@@ -65,11 +65,11 @@ def build_critic(
             raise ZooError(
                 f"value_model has the type {type(value_model).__name__}: pass a model, its path or its Hub id."
             )
-        return critic_from(value_model, **statistics, weight=_reward_weight_of(value_model, rewards))
+        return critic_from(value_model, **options, weight=_reward_weight_of(value_model, rewards))
     if args.critic == "shared":
         return shared_value_head(policy)
-    weighted = rewards.weighted_models if rewards is not None else []
-    candidates = [(reward.model, weight) for reward, weight in weighted if _can_start_critic(reward)]
+    weighted_models = rewards.weighted_models if rewards is not None else []
+    candidates = [(reward.model, weight) for reward, weight in weighted_models if _can_start_critic(reward)]
     if args.critic == "reward" and not candidates:
         raise ZooError(
             "critic is 'reward', but no reward model has one output and the policy's tokenizer: set it to 'policy'."
@@ -78,7 +78,7 @@ def build_critic(
         # Shared weights keep their type, and the critic's float32 head reads a bf16 trunk only under bf16 autocast.
         model, weight = candidates[0]
         can_share = args.bf16 or model.dtype == torch.float32
-        return critic_from(model, **statistics, weight=weight, share=share_weights and can_share)
+        return critic_from(model, **options, weight=weight, share=share_weights and can_share)
     if getattr(policy, "is_quantized", False):
         if args.critic == "policy":
             raise ZooError("critic is 'policy', whose quantized weights cannot be copied: set it to 'shared'.")

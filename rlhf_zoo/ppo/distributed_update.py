@@ -135,7 +135,7 @@ def _mean_metrics(metrics: Sequence[Mapping[str, float]], prompt_counts: Sequenc
     return means
 
 
-def split_samples(samples: Samples, *, process: int, processes: int, **options: Any) -> list[Tensor]:
+def split_samples(samples: Samples, *, process_index: int, num_processes: int, **options: Any) -> list[Tensor]:
     """Splits a minibatch into the micro-batches of one process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so each gets the same number of
@@ -143,8 +143,8 @@ def split_samples(samples: Samples, *, process: int, processes: int, **options: 
 
     Args:
         samples: The completions of the minibatch, of all processes.
-        process: The index of this process.
-        processes: The number of processes.
+        process_index: The index of this process.
+        num_processes: The number of processes.
         **options: More arguments of `split_batches`.
 
     Returns:
@@ -152,28 +152,29 @@ def split_samples(samples: Samples, *, process: int, processes: int, **options: 
     """
     # Assign rows round-robin in order of length, so that all processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
-    assigned = [split_batches(samples, order[index::processes], **options) for index in range(processes)]
-    return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
+    by_process = [split_batches(samples, order[index::num_processes], **options) for index in range(num_processes)]
+    micro_batches = by_process[process_index]
+    return micro_batches + [order[:0]] * (max(map(len, by_process)) - len(micro_batches))
 
 
-def split_texts(texts: TextBatch, *, max_batches: int, process: int, processes: int) -> list[TextBatch]:
+def split_texts(texts: TextBatch, *, max_batches: int, process_index: int, num_processes: int) -> list[TextBatch]:
     """Returns one process's share of a minibatch's texts, split among its micro-batches.
 
     Args:
         texts: The texts of all processes.
         max_batches: The maximum number of batches.
-        process: The index of this process.
-        processes: The number of processes.
+        process_index: The index of this process.
+        num_processes: The number of processes.
 
     Returns:
         At most `max_batches` batches, the same number in every process.
     """
     # Assign texts round-robin, so that the counts of any two processes differ by at most one.
-    local_texts = TextBatch(*(tensor[process::processes] for tensor in texts))
-    size = math.ceil(math.ceil(len(texts.ids) / processes) / max_batches)
+    local_texts = TextBatch(*(tensor[process_index::num_processes] for tensor in texts))
+    size = math.ceil(math.ceil(len(texts.ids) / num_processes) / max_batches)
     starts = [batch * size for batch in range(max_batches)]
     batches = [TextBatch(*(tensor[start : start + size] for tensor in local_texts)) for start in starts]
-    if processes == 1:
+    if num_processes == 1:
         return [batch for batch in batches if len(batch.ids)]
     # A process with no texts left gets a text whose tokens are all masked.
     masked_text = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))

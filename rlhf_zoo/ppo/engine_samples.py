@@ -19,8 +19,7 @@ def excluded_ids(vocabulary: Vocabulary, model: PreTrainedModel) -> list[int]:
         model: The policy.
     """
     head: Any = model.get_output_embeddings()
-    rows = head.weight.shape[0]
-    return [*vocabulary.holes, *range(vocabulary.size, rows)]
+    return [*vocabulary.holes, *range(vocabulary.size, head.weight.shape[0])]
 
 
 def as_samples(

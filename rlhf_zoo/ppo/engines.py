@@ -116,11 +116,11 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
     )
     # Results come in any order, but the name of a request ends with its prompt's number.
     outputs = [results[name] for name in sorted(results, key=lambda name: int(name.rpartition("_")[2]))]
-    failed = next((output.error for output in outputs if output.error), None)
-    if failed or len(outputs) != len(request.prompts):
+    error = next((output.error for output in outputs if output.error), None)
+    if error or len(outputs) != len(request.prompts):
         raise ZooError(
             f"rollout_engine 'transformers' answered {len(outputs)} of {len(request.prompts)} prompts "
-            f"({failed or 'no error'}): raise max_rollout_batch_tokens, or set rollout_engine to 'native'."
+            f"({error or 'no error'}): raise max_rollout_batch_tokens, or set rollout_engine to 'native'."
         )
     completions, logprobs = zip(*((output.generated_tokens, output.logprobs) for output in outputs), strict=True)
     return as_samples(request, completions, logprobs, device=model.device)

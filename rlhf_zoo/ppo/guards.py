@@ -104,16 +104,16 @@ def check_start_kl(
     Raises:
         ZooError: The run starts at its reference, but the first rollout's KL is too large.
     """
-    token_kl, completions = (logprobs - ref_logprobs)[mask].double(), len(mask)
-    kl = float(token_kl.sum()) / completions
+    token_kl, completion_count = (logprobs - ref_logprobs)[mask].double(), len(mask)
+    kl = float(token_kl.sum()) / completion_count
     if abs(kl) < MAX_START_KL:
         return
     # Estimate the standard error over tokens, because their rounding is independent. Completions are too few and differ
     # too much in length.
-    standard_error = float(token_kl.square().sum()) ** 0.5 / completions
+    standard_error = float(token_kl.square().sum()) ** 0.5 / completion_count
     low_precision, dtype_name = precision != torch.float32, str(precision).removeprefix("torch.")
     rounding = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    bound = 0.5 * rounding**2 * float(mask.sum()) / completions + (3 * standard_error if low_precision else 0.0)
+    bound = 0.5 * rounding**2 * float(mask.sum()) / completion_count + (3 * standard_error if low_precision else 0.0)
     message = f"The KL of the first rollout to the reference is {kl:.3g} ± {standard_error:.2g} nats per completion"
     if abs(kl) < bound:
         warn(
@@ -305,7 +305,7 @@ class KLWatch:
         self._warned: set[str] = set()
 
     def observe(self, kl: float, kl_error: float, score: float) -> None:
-        """Adds the figures of an update, and warns about the symptoms that they show.
+        """Adds KL and score of an update, and warns about the symptoms that the window shows.
 
         Args:
             kl: The mean over completions of Σ_t (log π − log π_ref), the estimator k1 of the KL, in nats.
@@ -324,10 +324,10 @@ class KLWatch:
             )
         if len(self._recent) == WINDOW:
             kls, _, scores = zip(*self._recent, strict=True)
-            start = sum(scores[:WINDOW_END]) / WINDOW_END
-            rise = sum(scores[-WINDOW_END:]) / WINDOW_END - start
+            first_mean, last_mean = (sum(end) / WINDOW_END for end in (scores[:WINDOW_END], scores[-WINDOW_END:]))
+            rise = last_mean - first_mean
             # The spread of the first scores, before the policy could learn much: √5 times their standard deviation.
-            noise = sum((early_score - start) ** 2 for early_score in scores[:WINDOW_END]) ** 0.5
+            noise = sum((early_score - first_mean) ** 2 for early_score in scores[:WINDOW_END]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
                 self._warn_once(
                     "flat",

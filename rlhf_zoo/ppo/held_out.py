@@ -49,7 +49,7 @@ class HeldOutTrainer(RolloutTrainer):
             prompts = prepare_prompt_data(
                 prompts, self.args, self.processing_class, self.context_length, self.smallest_consumer
             )
-        by_metric: dict[str, list[Tensor]] = defaultdict(list)
+        values_by_metric: dict[str, list[Tensor]] = defaultdict(list)
         # Evaluation replaces the table, but the next log line must show training's.
         training_table, self._completions_table = self._completions_table, {}
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(prompts)
@@ -58,11 +58,11 @@ class HeldOutTrainer(RolloutTrainer):
             estimates = self.compute_advantages(rollout, self.score(rollout, rows))
             for name, values in completion_metrics(rollout, estimates, self.rewards.names).items():
                 # `gather_for_metrics` drops the filler rows of the last batch.
-                by_metric[name].append(self.accelerator.gather_for_metrics(values))
+                values_by_metric[name].append(self.accelerator.gather_for_metrics(values))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         self._completions_table = training_table
         metrics = {
-            f"{metric_key_prefix}_{name}": float(torch.cat(parts).nanmean()) for name, parts in by_metric.items()
+            f"{metric_key_prefix}_{name}": float(torch.cat(parts).nanmean()) for name, parts in values_by_metric.items()
         }
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -76,7 +76,7 @@ class HeldOutTrainer(RolloutTrainer):
             step: The update to which the table belongs; None for the current one.
 
         Returns:
-            The columns prompt, completion and score, with all rows.
+            The columns prompt, completion and score, with all rows of this process.
 
         Raises:
             ZooError: There is no eval_dataset.

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fields import check_limits
-from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
+from ..functional import AGGREGATIONS, ENSEMBLES, LOSS_KL_ESTIMATORS, REWARD_KL_ESTIMATORS
 from ..rewards.model import REWARD_OUTPUTS
 
 #: Tokens per pass on a CPU. A larger pass needs more memory. In bf16 it saves time, because each pass casts all weights
@@ -215,7 +215,7 @@ def _check_frozen_models(args: Any) -> None:
 
 
 def _check_kl(args: Any) -> None:
-    estimators = KL_IN_REWARD if args.kl_in == "reward" else KL_IN_LOSS
+    estimators = REWARD_KL_ESTIMATORS if args.kl_in == "reward" else LOSS_KL_ESTIMATORS
     if args.kl_estimator not in estimators:
         why = KL_ESTIMATOR_PROBLEMS.get((args.kl_in, args.kl_estimator), "there is no such estimator")
         raise ZooError(

@@ -41,37 +41,37 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     }
 
 
-def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
+def critic_metrics(values: Tensor, returns: Tensor, mask: Tensor, *, max_actions: int) -> dict[str, float]:
     """Measures how well V predicts R: overall, compared with the best constant, and in each quarter of the positions.
 
     Args:
         values: (B, A), V of all processes.
         returns: (B, A).
         mask: (B, A) bool.
-        length: The maximum number of actions in a completion.
+        max_actions: The maximum number of actions in a completion.
 
     Returns:
         Explained variances and R² (gain_over_constant) by the metrics' names, NaN where returns do not vary or a
         quarter is never reached. There are no quarters if each completion has a single action.
     """
-    variances = {
+    metrics = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),
         "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
         # Split the longest possible completion, not the longest of this batch, so that the quarters of different
         # updates can be compared.
-        quarter_length = math.ceil(length / QUARTERS)
+        quarter_length = math.ceil(max_actions / QUARTERS)
         for quarter in range(QUARTERS):
             positions = slice(quarter * quarter_length, (quarter + 1) * quarter_length)
             name = f"critic/explained_variance/quarter_{quarter + 1}"
-            reached = mask[:, positions]
-            variances[name] = (
-                F.explained_variance(values[:, positions], returns[:, positions], reached)
-                if reached.any()
+            quarter_mask = mask[:, positions]
+            metrics[name] = (
+                F.explained_variance(values[:, positions], returns[:, positions], quarter_mask)
+                if quarter_mask.any()
                 else torch.tensor(math.nan)
             )
-    return {name: float(value) for name, value in variances.items()}
+    return {name: float(value) for name, value in metrics.items()}
 
 
 class UpdateMetrics:
@@ -85,7 +85,7 @@ class UpdateMetrics:
         self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
         self.step_loss = torch.zeros((), device=device)
-        self.step_logprobs = torch.zeros((), device=device)
+        self.step_mismatch = torch.zeros((), device=device)
         self.steps = 0
         self.epochs = 0
         self._sums_before_epoch = torch.zeros(2, dtype=torch.float64, device=device)
@@ -108,7 +108,7 @@ class UpdateMetrics:
             actions: (b, A) bool, the mask of actions.
         """
         # A single NaN makes the sum NaN, so one copy to the CPU per optimizer step checks all log-probabilities.
-        self.step_logprobs += terms[LOGPROB_MISMATCH].masked_fill(~tokens, 0).sum()
+        self.step_mismatch += terms[LOGPROB_MISMATCH].masked_fill(~tokens, 0).sum()
         for name, term in terms.items():
             # After the first optimizer step, log ρ measures the change of the policy and not a mismatch.
             if name == LOGPROB_MISMATCH and self.steps:
@@ -146,7 +146,7 @@ class UpdateMetrics:
             norms: The gradient norms, by name.
         """
         self.steps += 1
-        self.step_loss, self.step_logprobs = (torch.zeros_like(x) for x in (self.step_loss, self.step_logprobs))
+        self.step_loss, self.step_mismatch = (torch.zeros_like(x) for x in (self.step_loss, self.step_mismatch))
         for name, norm in norms.items():
             self.norms[name].append(norm)
 

@@ -41,8 +41,8 @@ class PromptReader(Trainer):
     def count_without_filler(self, batch_size: int) -> int:
         """Counts the prompts of a batch that are not filler.
 
-        accelerate fills up the last batch of an epoch with the epoch's first prompts, so that all processes get equally
-        many.
+        accelerate fills up the last batch of an epoch with the epoch's first prompts, so that all processes get the
+        same number.
 
         Args:
             batch_size: The number of prompts in the batch.

@@ -55,12 +55,11 @@ class Reference:
         peft_policy: Any = policy
         if adapter is not None and adapter in peft_policy.active_adapters:
             raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: choose another.")
-        self._policy_as_reference: Any = None
-        self._adapter = adapter
-        if model is None and is_peft(policy):
+        self._adapter, self._is_policy = adapter, model is None and is_peft(policy)
+        if self._is_policy:
             if in_8bit:
                 raise ZooError("ref_load_in_8bit needs a separate reference: remove it, or pass ref_model.")
-            self._policy_as_reference, model = policy, policy
+            model = policy
         elif in_8bit:
             model = _quantize_to_8bit(policy if model is None else model)
         elif model is None:
@@ -70,7 +69,7 @@ class Reference:
                 untyped_model: Any = model
                 model = untyped_model.to(torch.bfloat16)
         # If the policy itself is the reference, its adapter is in training, so do not freeze it.
-        if self._policy_as_reference is None:
+        if not self._is_policy:
             disable_dropout(model)
             model.requires_grad_(False).eval()
         self._model = model
@@ -78,23 +77,21 @@ class Reference:
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
         """Yields the model to run. The policy with another adapter is the reference only within this context."""
-        if self._policy_as_reference is None:
-            yield self._model
-        elif self._adapter is None:
-            with self._policy_as_reference.disable_adapter():
-                yield self._model
+        model: Any = self._model
+        if not self._is_policy:
+            yield model
         else:
-            with _switch_adapter(self._policy_as_reference, self._adapter):
-                yield self._model
+            with model.disable_adapter() if self._adapter is None else _switch_adapter(model, self._adapter):
+                yield model
 
     @property
     def separate_model(self) -> PreTrainedModel | None:
         """The reference if it is a separate model; otherwise None."""
-        return self._model if self._policy_as_reference is None else None
+        return None if self._is_policy else self._model
 
     def to(self, device: torch.device | str) -> None:
         """Moves a separate reference, unless it is in 8 bit."""
-        if self._policy_as_reference is None and not getattr(self._model, "is_loaded_in_8bit", False):
+        if not self._is_policy and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
 

@@ -77,8 +77,8 @@ class RolloutTrainer(BasePPOTrainer):
         args, actor = self.args, self.actor
         actor.eval()
         temperature, max_tokens = args.temperature, self.max_tokens_per_micro_batch
-        size = args.local_rollout_forward_batch_size
-        batching: Any = {"max_rows": size, "max_tokens": max_tokens, "packed": args.padding_free}
+        batch_size = args.local_rollout_forward_batch_size
+        batching: Any = {"max_rows": batch_size, "max_tokens": max_tokens, "packed": args.padding_free}
         sampled_values = None if recompute_logprobs else samples.values
         samples = replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
@@ -108,7 +108,7 @@ class RolloutTrainer(BasePPOTrainer):
                     on_device(separate_reference, device=device),
                 ):
                     ref_logprobs = token_logprobs(
-                        reference, samples, temperature=temperature, batch_size=size, max_tokens=max_tokens
+                        reference, samples, temperature=temperature, batch_size=batch_size, max_tokens=max_tokens
                     )
                     check_logprobs(ref_logprobs, samples.mask, subject="reference")
                     self._reference_watch.check(

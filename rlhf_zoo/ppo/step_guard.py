@@ -156,9 +156,9 @@ class GuardedTrainer(Trainer):
         try:
             return super().train(*args, **kwargs)
         except NotFinite as error:
-            last = self.last_complete_checkpoint()
-            checkpoint_note = f"the last good checkpoint is {last}" if last else "no checkpoint was saved before"
-            raise NotFinite(f"{str(error).rstrip('.')}; {checkpoint_note}.") from error
+            checkpoint = self.last_complete_checkpoint()
+            note = f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved before"
+            raise NotFinite(f"{str(error).rstrip('.')}; {note}.") from error
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Saves the model if its weights are finite.

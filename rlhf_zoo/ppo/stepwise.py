@@ -39,13 +39,13 @@ class StepwiseTrainer(HeldOutTrainer):
         Returns:
             The model to call, wrapped for training.
         """
-        if self._loop_model is None:
+        if self._custom_loop_model is None:
             self.create_optimizer()
             if self.args.max_steps > 0:
                 self.create_scheduler(self.args.max_steps)
-            self._loop_model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
-            self.model_wrapped = self._loop_model
-        return self._loop_model
+            self._custom_loop_model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+            self.model_wrapped = self._custom_loop_model
+        return self._custom_loop_model
 
     def generate(self, prompts: Sequence[Prompt], *, num_generations: int = 1) -> list[Tensor]:
         """Samples completions at the training temperature.
@@ -71,13 +71,13 @@ class StepwiseTrainer(HeldOutTrainer):
         rows = [
             {
                 PROMPT_TOKENS: encode_prompt(prompt, row, self),
-                PROMPT_INDEX: self.global_index(self._loop_prompt_count + row),
+                PROMPT_INDEX: self.global_index(self._custom_loop_prompt_count + row),
                 GENERATION_INDEX: generation,
             }
             for row, prompt in enumerate(prompts)
             for generation in range(num_generations)
         ]
-        self._loop_prompt_count += len(prompts)
+        self._custom_loop_prompt_count += len(prompts)
         rollout = self.rollout(rows, stream=CUSTOM_LOOP_STREAM)
         device = rollout.mask.device
         return [torch.tensor(ids, device=device) for ids in rollout.samples.completion_id_lists()]

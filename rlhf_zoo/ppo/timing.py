@@ -23,7 +23,7 @@ class Phases:
         self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
-        self._since = 0.0
+        self._last_time = 0.0
         self._reset()
 
     def _reset(self) -> None:
@@ -80,5 +80,5 @@ class Phases:
             torch.accelerator.synchronize(self._device)  # kernels still run after the call that starts them
         now = time.perf_counter()
         if self._running:
-            self._seconds[self._running[-1]] += now - self._since
-        self._since = now
+            self._seconds[self._running[-1]] += now - self._last_time
+        self._last_time = now

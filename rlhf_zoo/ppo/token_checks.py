@@ -42,12 +42,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel,
         raise ZooError(
             "The tokenizer has no pad_token other than its eos_token: add one, because PPO must distinguish the two."
         )
-    rows = count_embedding_rows(policy)
-    highest = highest_id(tokenizer)
-    if highest >= rows:
+    num_embeddings, highest = count_embedding_rows(policy), highest_id(tokenizer)
+    if highest >= num_embeddings:
         raise ZooError(
-            f"The tokenizer has ids up to {highest}, but the policy has only {rows} embedding rows: resize the "
-            "embeddings or use the policy's own tokenizer."
+            f"The tokenizer has ids up to {highest}, but the policy has only {num_embeddings} embedding rows: "
+            "resize the embeddings or use the policy's own tokenizer."
         )
 
 
@@ -96,10 +95,11 @@ def find_smallest_consumer(vocabulary: Vocabulary, models: Mapping[str, PreTrain
     consumers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
     smallest_consumer = min(consumers, key=lambda consumer: consumer.num_embeddings)
     if smallest_consumer.num_embeddings < vocabulary.size:
-        name, rows = smallest_consumer
+        name, num_embeddings = smallest_consumer
         raise ZooError(
-            f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].num_embeddings} "
-            f"and can sample ids up to {vocabulary.size - 1}: use a model that reads the policy's tokens."
+            f"{name[0].upper()}{name[1:]} has {num_embeddings} embedding rows, but the policy has "
+            f"{consumers[0].num_embeddings} and can sample ids up to {vocabulary.size - 1}: use a model that reads the "
+            "policy's tokens."
         )
     return smallest_consumer
 
@@ -115,12 +115,12 @@ def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, la
     Raises:
         ZooError: An id is not an integer, is negative, or is beyond the embedding rows.
     """
-    rows = consumer.num_embeddings
+    known_ids = range(consumer.num_embeddings)
     for index, ids in enumerate(sequences):
-        if invalid := [token_id for token_id in ids if not isinstance(token_id, int) or not 0 <= token_id < rows]:
+        if invalid := [token_id for token_id in ids if not isinstance(token_id, int) or token_id not in known_ids]:
             raise ZooError(
-                f"{label} {index} has the token id {invalid[0]}, but {consumer.name} has only {rows} embedding rows: "
-                "tokenize it with the policy's own tokenizer."
+                f"{label} {index} has the token id {invalid[0]}, but {consumer.name} has only {len(known_ids)} "
+                "embedding rows: tokenize it with the policy's own tokenizer."
             )
 
 
@@ -154,8 +154,8 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
             pad_id=ids[0],
             vocabulary=vocabulary,
         )
-        unpadded = torch.cat([token_logprobs(policy, samples.select(slice(row, row + 1))) for row in range(2)])
-        padded = token_logprobs(policy, samples)
+        unpadded_logprobs = torch.cat([token_logprobs(policy, samples.select(slice(row, row + 1))) for row in range(2)])
+        padded_logprobs = token_logprobs(policy, samples)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ZooError(
             f"A {name} cannot be sampled from in batches with a KV cache ({first_line(error)}): choose another "
@@ -163,7 +163,8 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         ) from error
     finally:
         policy.train(was_training)
-    difference = max(float((logprobs - unpadded).abs().mean()) for logprobs in (samples.logprobs, padded))
+    others = (samples.logprobs, padded_logprobs)
+    difference = max(float((logprobs - unpadded_logprobs).abs().mean()) for logprobs in others)
     allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
     if not difference <= allowed:
         raise ZooError(

@@ -273,7 +273,7 @@ def _ratio_bounds(args: PPOConfig) -> tuple[float, float]:
 
 def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
     """Returns whether clipping sets the gradient of each action to 0, (1, A) bool."""
-    _, clipped = F.clipped_policy_loss(
+    _, is_clipped = F.clipped_policy_loss(
         F.actions(logprobs, mask, level=args.action_level),
         F.actions(old_logprobs, mask, level=args.action_level),
         advantages,
@@ -281,7 +281,7 @@ def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, ma
         cliprange_high=args.cliprange_high,
         dual_clip=args.dual_clip,
     )
-    return clipped
+    return is_clipped
 
 
 def _traced_tokens(

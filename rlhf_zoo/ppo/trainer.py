@@ -370,8 +370,8 @@ class PPOTrainer(StepwiseTrainer):
             # With the CPU's default for float32, keep the order of sums of earlier versions, for bitwise equal results.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
-            process=args.process_index,
-            processes=args.world_size,
+            process_index=args.process_index,
+            num_processes=args.world_size,
         )
 
     def accumulate(
@@ -386,11 +386,9 @@ class PPOTrainer(StepwiseTrainer):
             metrics: Accumulates the loss terms.
         """
         args = self.args
-        text_batches: list[TextBatch] = []
-        if batch.texts is not None:
-            text_batches = split_texts(
-                batch.texts, max_batches=len(micro_batches), process=args.process_index, processes=args.world_size
-            )
+        text_batches: list[TextBatch] = [] if batch.texts is None else split_texts(
+            batch.texts, max_batches=len(micro_batches), process_index=args.process_index, num_processes=args.world_size
+        )  # fmt: skip
         for number, (indices, text_batch) in enumerate(zip_longest(micro_batches, text_batches), start=1):
             # A process without completions uses one with weight 0, because the other processes wait for its gradients.
             is_empty = len(indices) == 0
@@ -439,7 +437,7 @@ class PPOTrainer(StepwiseTrainer):
         if texts is not None and output.text_logprobs is not None and text_tokens is not None:
             metrics.add_texts(-output.text_logprobs, texts.mask)
             if not self.is_critic_warmup:
-                loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, tokens=text_tokens)
+                loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, token_count=text_tokens)
         metrics.add_terms(terms, samples.mask, batch.estimates.mask)
         return loss
 

@@ -72,7 +72,7 @@ class VLLMEngine:
         self._dtype = _computing_dtype(args, policy)
         # With several processes, only the main one talks to a server, but each has its own colocated vLLM.
         self._is_client = self._url is None or accelerator.is_main_process
-        colocated = nullcontext() if self._url else _add_llm_options(
+        llm_options = nullcontext() if self._url else _add_llm_options(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
         with raise_on_signals(), _convert_errors("vLLM did not start", "see its output above"):
@@ -80,7 +80,7 @@ class VLLMEngine:
                 _check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
                 _disable_weight_packing()
-            with colocated:
+            with llm_options:
                 self._generation = VLLMGeneration(
                     policy,
                     accelerator,
@@ -182,9 +182,10 @@ class VLLMEngine:
         response = client.session.post(f"{client.base_url}/v1/completions", json=body)
         response.raise_for_status()
         [choice] = response.json()["choices"]
-        scored = zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
+        positions = zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
+        token_logprobs = [logprobs[str(token)]["logprob"] for token, logprobs in positions]
         # JSON has no NaN, so vLLM writes null instead.
-        return [math.nan if (x := logprobs[str(token)]["logprob"]) is None else x for token, logprobs in scored]
+        return [math.nan if logprob is None else logprob for logprob in token_logprobs]
 
     def _served_dtype(self) -> torch.dtype:
         """Returns the dtype in which the server computes."""

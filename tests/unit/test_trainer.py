@@ -150,7 +150,7 @@ def test_update_equals_formulas_computed_row_by_row(tmp_path: Path) -> None:
 def test_explained_variance_quarters_split_response_length() -> None:
     values, returns = torch.tensor([[0.0, 1, 2, 3, 5], [4.0, 4, 1, 2, 2]]), torch.tensor([[1.0, 1, 2, 4, 4], [3.0] * 5])
     mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
-    result = critic_metrics(values, returns, mask, length=10)
+    result = critic_metrics(values, returns, mask, max_actions=10)
     quarters = [result[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
     parts = [[x[:, at] for x in (values, returns, mask)] for at in (slice(3), slice(3, 6))]
     expected = [float(F.explained_variance(*part)) for part in parts]

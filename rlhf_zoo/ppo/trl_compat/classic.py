@@ -73,10 +73,10 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
             f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers: set it from 1 to "
             f"{len(layers) - 1}, or to None to share none."
         )
-    trained = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
+    trained_ids = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
     for weight, reference_weight in zip(model.parameters(), reference.parameters(), strict=True):
         # `parameters()` yields embeddings, then layers in order: everything before the first trained layer is shared.
-        if id(weight) in trained:
+        if id(weight) in trained_ids:
             break
         weight.requires_grad_(False)
         reference_weight.data = weight.data
@@ -214,12 +214,12 @@ class PPOTrainer:
                 raise ZooError(f"Query {row} is {kind}: pass a 1-D tensor of token ids, or a list of such tensors.")
 
         def respond(model: Any) -> Any:
-            generated: list[Tensor] = []
+            rows: list[Tensor] = []
             for start in range(0, len(queries), batch_size):
                 length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
                 batch = queries[start : start + batch_size]
-                generated += self._generate_batch(model, batch, return_prompt, generation_kwargs | length)
-            return generated[0].unsqueeze(0) if is_single else generated
+                rows += self._generate_batch(model, batch, return_prompt, generation_kwargs | length)
+            return rows[0].unsqueeze(0) if is_single else rows
 
         responses = respond(self.model)
         if not generate_ref_response:

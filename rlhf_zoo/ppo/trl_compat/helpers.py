@@ -101,9 +101,9 @@ def batch_generation(
     # `generate` stops when all of its rows have ended, so calls may return different widths.
     width = max(score.shape[1] for score in scores)
     total_width = queries.shape[1] + width
-    padded = [torch.nn.functional.pad(ids, (0, total_width - ids.shape[1]), value=pad_token_id) for ids in sequences]
-    stacked = [torch.nn.functional.pad(score, (0, 0, 0, width - score.shape[1])) for score in scores]
-    return torch.cat(padded), torch.cat(stacked)
+    sequences = [torch.nn.functional.pad(ids, (0, total_width - ids.shape[1]), value=pad_token_id) for ids in sequences]
+    scores = [torch.nn.functional.pad(score, (0, 0, 0, width - score.shape[1])) for score in scores]
+    return torch.cat(sequences), torch.cat(scores)
 
 
 def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, ids: Any = None) -> list[int]:
