@@ -403,8 +403,8 @@ def _check_bounds(events: Any) -> None:
             if len(open_nodes) > MAX_DEPTH:
                 raise BadYAML(f"it is nested more than {MAX_DEPTH - 1} deep", *_position(event))
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, *size = open_nodes.pop()
-            close(anchor, (size[0], size[1]), event)
+            anchor, values, characters = open_nodes.pop()
+            close(anchor, (values, characters), event)
         elif isinstance(event, yaml.ScalarEvent):
             close(event.anchor, (1, len(event.value)), event)
             number_tag = _number_tag(event) if len(event.value) > MAX_SHORT_NUMBER_LENGTH else None

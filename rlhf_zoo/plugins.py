@@ -80,7 +80,7 @@ def entry_points(group: str, name: str | None = None) -> list[importlib.metadata
     return [entry for entry in entries if entry.group == group and name in (None, entry.name)]
 
 
-def registered(group: str) -> list[str]:
+def registered_names(group: str) -> list[str]:
     """Lists the names, sorted, that installed packages register as entry points of a group.
 
     Args:
@@ -100,7 +100,7 @@ def check_registered(name: str, *, group: str) -> None:
         ZooError: No installed package registers the name.
     """
     bare_name = name.partition("(")[0].strip()
-    names = registered(group)
+    names = registered_names(group)
     if ":" not in bare_name and bare_name not in names:
         choices = f"choose one of {', '.join(names)}, or " if names else ""
         hint = did_you_mean(bare_name, names) or f": {choices}write module:attribute."
@@ -219,14 +219,13 @@ def _import_target_module(name: str, group: str) -> tuple[ModuleType, str]:
         return _import_module(module_name, name, group=group), attribute
     check_registered(name, group=group)
     entries = entry_points(group, name)
-    targets = {entry.value: entry for entry in entries}
+    targets = {entry.value for entry in entries}
     if len(targets) > 1:
         raise ZooError(
             f"Installed packages register {name!r} under {group!r} more than once, as {' and '.join(sorted(targets))}: "
             "write the target that you mean instead of the name."
         )
-    entry = next(iter(entries))
-    return _import_module(entry.module, name, group=group), entry.attr
+    return _import_module(entries[0].module, name, group=group), entries[0].attr
 
 
 def _add_working_directory(module_name: str) -> None:

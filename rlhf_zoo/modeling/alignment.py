@@ -68,22 +68,22 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
 
 
 def encode_after(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], joined: Sequence[int], completion: str
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], joined_ids: Sequence[int], completion: str
 ) -> list[int]:
     """Returns the tokens of a completion that follows its prompt.
 
     Args:
         tokenizer: The tokenizer of both.
         prompt: Token ids of the prompt.
-        joined: Token ids of prompt and completion, encoded as one text.
+        joined_ids: Token ids of prompt and completion, encoded as one text.
         completion: The completion's text.
 
     Returns:
-        The tokens of `joined` after the prompt. If a token spans the prompt's end and the completion's beginning, the
+        The ids in `joined_ids` after the prompt. If a token spans the prompt's end and the completion's beginning, the
         completion is encoded separately, so that `decode_after` returns its text.
     """
-    if list(joined[: len(prompt)]) == list(prompt):
-        return list(joined[len(prompt) :])
+    if list(joined_ids[: len(prompt)]) == list(prompt):
+        return list(joined_ids[len(prompt) :])
     # SentencePiece adds a space at the start of a text, but not after an anchor. Try several anchors, because a
     # tokenizer may merge an anchor and the completion's beginning into a single token.
     candidates = []

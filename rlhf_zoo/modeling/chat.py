@@ -315,15 +315,15 @@ def decode_completions(
         The text that each completion adds to its prompt, without special tokens and without the white space that the
         template puts before an answer. If the recipe sets strip_thoughts, also without thoughts.
     """
-    strips = _strips_thoughts(tokenizer)
+    strips_thoughts = _strips_thoughts(tokenizer)
     # Decoding drops special tokens. <think> may be a special token, but it must stay so that thoughts can be found.
-    vocabulary = tokenizer.get_vocab() if strips else {}
+    vocabulary = tokenizer.get_vocab() if strips_thoughts else {}
     think_ids = special_ids(tokenizer) & {vocabulary[tag] for tag in (_OPEN_THINK, _CLOSE_THINK) if tag in vocabulary}
     texts = []
     for prompt, prompt_ids, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
         text = decode_after(tokenizer, prompt_ids, ids, keep=think_ids)
         text = strip_template_space(text, prompt, tokenizer)
-        if strips:
+        if strips_thoughts:
             text = remove_thoughts(text, starts_inside=_begins_in_thought(prompt, prompt_ids, tokenizer))
         texts.append(text)
     return texts

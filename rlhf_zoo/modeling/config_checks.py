@@ -184,8 +184,8 @@ def check_tokenizer(
         ZooError: A setting names a file, or may make the class open a file.
     """
     classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))
-    if nested := next((kind for kind in classes if kind in _COMPOSITE_TOKENIZERS), None):
-        raise ZooError(f"{name} has a {nested}, which combines two tokenizers: choose a model with one tokenizer.")
+    if composite := next((kind for kind in classes if kind in _COMPOSITE_TOKENIZERS), None):
+        raise ZooError(f"{name} has a {composite}, which combines two tokenizers: choose a model with one tokenizer.")
     for key in special_tokens_map:
         if not _TOKEN_KEY.search(key):
             raise ZooError(

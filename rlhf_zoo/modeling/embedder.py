@@ -89,10 +89,10 @@ class Embedder:
 
 def _max_length(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the maximum number of tokens in a text: the smallest limit set by tokenizer, model and saved settings."""
-    saved = folder / "sentence_bert_config.json"
+    settings_file = folder / "sentence_bert_config.json"
     bounds = [tokenizer.model_max_length, context_length_of(model)]
-    if saved.is_file():
-        bounds.append(read_json_object(saved).get("max_seq_length"))
+    if settings_file.is_file():
+        bounds.append(read_json_object(settings_file).get("max_seq_length"))
     return min(bound for bound in bounds if bound)
 
 
@@ -107,14 +107,12 @@ def _check_modules(folder: Path, subject: str) -> None:
             raise _not_an_embedder(f"{subject} is a {other_class}")
         return
     for path in sorted(folder.glob("[0-9]_*/config.json")):
-        kind = path.parent.name.partition("_")[2]
-        pooling = read_json_object(path)
-        if kind not in _SUPPORTED_MODULES:
-            raise _not_an_embedder(f"{subject} has the module {kind}, which is not supported")
-        if (
-            kind == "Pooling"
-            and pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean") is not True
-        ):
+        module = path.parent.name.partition("_")[2]
+        settings = read_json_object(path)
+        if module not in _SUPPORTED_MODULES:
+            raise _not_an_embedder(f"{subject} has the module {module}, which is not supported")
+        averages_tokens = settings.get("pooling_mode_mean_tokens", settings.get("pooling_mode") == "mean") is True
+        if module == "Pooling" and not averages_tokens:
             raise _not_an_embedder(f"{subject} does not average the hidden states of its tokens")
 
 

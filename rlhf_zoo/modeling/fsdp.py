@@ -56,15 +56,15 @@ def unsharded(*models: nn.Module | None) -> Iterator[None]:
         *models: The models; None is skipped.
     """
     every_module = (module for model in models if model is not None for module in model.modules())
-    sharded = [module for module in every_module if isinstance(module, FSDPModule)]
-    for module in sharded:
+    sharded_modules = [module for module in every_module if isinstance(module, FSDPModule)]
+    for module in sharded_modules:
         # Otherwise the first forward pass would shard the weights again.
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
     try:
         yield
     finally:
-        for module in sharded:
+        for module in sharded_modules:
             module.reshard()
             module.set_reshard_after_forward(True, recurse=False)
 
@@ -91,8 +91,8 @@ def gather_weights(model: nn.Module) -> dict[str, Any] | None:
         return None
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Tied weights were gathered separately. Make them the same tensor again, or they would be saved twice.
-    tied = getattr(model, "all_tied_weights_keys", {})
-    return weights | {name: weights[source] for name, source in tied.items() if source in weights}
+    tied_names = getattr(model, "all_tied_weights_keys", {})
+    return weights | {name: weights[source] for name, source in tied_names.items() if source in weights}
 
 
 def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
@@ -113,14 +113,14 @@ def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     Returns:
         The state, or None where `keep` is False.
     """
-    sharded = optimizer.state_dict()
+    sharded_state_dict = optimizer.state_dict()
     state: dict[Any, dict[str, Any]] = {}
-    for index, parameter_state in sharded["state"].items():
+    for index, parameter_state in sharded_state_dict["state"].items():
         for name, value in parameter_state.items():
-            gathered = gather_tensor(value) if isinstance(value, Tensor) else value
+            value = gather_tensor(value) if isinstance(value, Tensor) else value
             if keep:
-                state.setdefault(index, {})[name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
-    return {**sharded, "state": state} if keep else None
+                state.setdefault(index, {})[name] = value.cpu() if isinstance(value, Tensor) else value
+    return {**sharded_state_dict, "state": state} if keep else None
 
 
 def shard_optimizer(optimizer: Any) -> None:

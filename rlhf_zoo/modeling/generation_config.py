@@ -38,22 +38,22 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         return
     defaults = vars(GenerationConfig())
     non_defaults = {key: value for key, value in vars(config).items() if key in defaults and value != defaults[key]}
-    repaired = copy.deepcopy(config)
+    repaired_config = copy.deepcopy(config)
     for key in non_defaults:
-        setattr(repaired, key, defaults[key])
+        setattr(repaired_config, key, defaults[key])
     # Set the fields again one by one, and leave out each that conflicts with those before it.
     mode_fields_first = sorted(non_defaults, key=lambda field: field not in _MODE_FIELDS)
     omitted = []
     for key in mode_fields_first:
-        setattr(repaired, key, non_defaults[key])
-        if _why_not_savable(repaired) is not None:
-            setattr(repaired, key, defaults[key])
+        setattr(repaired_config, key, non_defaults[key])
+        if _why_not_savable(repaired_config) is not None:
+            setattr(repaired_config, key, defaults[key])
             omitted.append(key)
-    if _why_not_savable(repaired) is not None:
+    if _why_not_savable(repaired_config) is not None:
         raise ZooError(
             f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
-    model.generation_config = repaired
+    model.generation_config = repaired_config
     _warn_once(name, reason, f"{', '.join(omitted)} {'is' if len(omitted) == 1 else 'are'} left out")
 
 

@@ -59,8 +59,8 @@ def check_integrity(folder: Path | str, *, for_resuming: bool = False) -> None:
         return
     siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
     newest_first = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
-    intact = next((path for path in newest_first if find_damage(path, for_resuming=for_resuming) is None), None)
-    hint = f"; {intact} is intact" if intact is not None else ""
+    sibling = next((path for path in newest_first if find_damage(path, for_resuming=for_resuming) is None), None)
+    hint = f"; {sibling} is intact" if sibling is not None else ""
     raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{hint}.")
 
 

@@ -147,28 +147,9 @@ def load_with_missing(
     return model, set(report["missing_keys"])
 
 
-def load_model(
-    auto_class: Any,
-    source: str | Path,
-    *,
-    subject: str,
-    suffix: str = "",
-    options: LoadOptions = IN_FLOAT32,
-    may_lack: tuple[str, ...] = (),
-    overrides: Mapping[str, Any] = MappingProxyType({}),
-    **hub: Unpack[HubOptions],
-) -> Any:
+def load_model(auto_class: Any, source: str | Path, **options: Any) -> Any:
     """Loads a model as `load_with_missing` does, with the same arguments, and returns only the model."""
-    return load_with_missing(
-        auto_class,
-        source,
-        subject=subject,
-        suffix=suffix,
-        options=options,
-        may_lack=may_lack,
-        overrides=overrides,
-        **hub,
-    )[0]
+    return load_with_missing(auto_class, source, **options)[0]
 
 
 def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ class PolicyOutput(NamedTuple):
         states: (B, T, H), the input of the model's head. May be None if states were not requested.
         logits: (B, T, V) float32; None if logits were not requested.
         loss: A scalar; None if no loss was passed.
-        loss_terms: The terms that the loss logs, {name: scalar}, without gradients; None if no loss was passed.
+        loss_terms: The terms of the loss for logging, {name: tensor}, without gradients; None if no loss was passed.
     """
 
     logprobs: Tensor
@@ -165,8 +165,8 @@ def response_logprobs(
         if loss is None:
             return PolicyOutput(logprobs, entropies, head_states, returned_logits)
         loss_value, loss_terms = loss(logprobs, entropies)
-        detached = {name: term.detach() for name, term in loss_terms.items()}
-        return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
+        loss_terms = {name: term.detach() for name, term in loss_terms.items()}
+        return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, loss_terms)
 
     # Compute the indices only once, because the CPU waits for the GPU at this point.
     indices = mask.flatten().nonzero().squeeze(1)

@@ -130,10 +130,11 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
     with translate_load_errors(f"The adapter {files.source}"):
         with safe_open(weights, framework="pt") as tensors:
             key = f"base_model.model.{embedding_path}.weight"
-            rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
-        if rows != len(embeddings.weight):
+            has_embeddings = key in tensors.keys()  # noqa: SIM118
+            num_embeddings = tensors.get_slice(key).get_shape()[0] if has_embeddings else len(embeddings.weight)
+        if num_embeddings != len(embeddings.weight):
             # The adapter overwrites all rows, so their initial values do not matter.
-            base.resize_token_embeddings(rows, mean_resizing=False)
+            base.resize_token_embeddings(num_embeddings, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
     # The merged weights differ from the base's, so a later adapter must not record the base's path as its base.
     model.name_or_path = ""
@@ -264,9 +265,9 @@ def load_classifier(
         model, missing = _classifier_under_adapter(files, subject, options)
     if model.config.num_labels != 1:
         label_index(model.config.id2label, label, name=str(source), label2id=model.config.label2id)
-    if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
+    if missing_head := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
-            f"The reward model {source} has no trained head ({untrained[0]} is missing from its weights), so scores "
+            f"The reward model {source} has no trained head ({missing_head[0]} is missing from its weights), so scores "
             "would be random: train it first, or choose another reward model."
         )
     if files.adapter_config is not None:

@@ -107,9 +107,9 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     base = base_of(model)
     if supports_packing(base):
         return
-    if (previous := base.config._attn_implementation) != "sdpa":
+    if (original := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses {previous!r}: "
+            f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses {original!r}: "
             "remove padding_free, or attn_implementation if it is set."
         )
     was_training = base.training
@@ -119,14 +119,14 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
         % base.config.get_text_config().vocab_size
     )
     rows = [ids[:length].unsqueeze(0) for length in TEST_LENGTHS]
-    unpacked = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
+    logits = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
     base.set_attn_implementation(ATTENTION_NAME)
-    packed = _packed_logits(base, ids)
+    packed_logits = _packed_logits(base, ids)
     base.train(was_training)
     # NaN in both passes counts as equal, because packing did not cause it. The rollout reports it.
-    tolerance = TOLERANCES.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(unpacked.nan_to_num(0, 0, 0).std())
-    if packed is None or not torch.allclose(packed, unpacked, rtol=0, atol=tolerance, equal_nan=True):
-        base.set_attn_implementation(previous)
+    tolerance = TOLERANCES.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(logits.nan_to_num(0, 0, 0).std())
+    if packed_logits is None or not torch.allclose(packed_logits, logits, rtol=0, atol=tolerance, equal_nan=True):
+        base.set_attn_implementation(original)
         raise ZooError(
             f"padding_free packs rows into one, but in {subject}, a {type(base).__name__}, they would attend to each "
             "other: remove padding_free."

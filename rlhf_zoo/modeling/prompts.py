@@ -135,12 +135,11 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
         ZooError: A mask is missing or differs in length from its ids, or there is padding between tokens.
     """
     dataset = dataset.with_format(None)
-    padded = list(dataset[PROMPT_TOKENS])
+    padded_ids = list(dataset[PROMPT_TOKENS])
     has_mask = "attention_mask" in dataset.column_names
-    masks = dataset["attention_mask"] if has_mask else [_padding_mask(ids, tokenizer) for ids in padded]
-    return [
-        _unpad(ids, mask, subject=f"{subject} {row}") for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))
-    ]
+    masks = dataset["attention_mask"] if has_mask else [_padding_mask(ids, tokenizer) for ids in padded_ids]
+    rows = enumerate(zip(padded_ids, masks, strict=True))
+    return [_unpad(ids, mask, subject=f"{subject} {row}") for row, (ids, mask) in rows]
 
 
 def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
@@ -157,9 +156,9 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
         ZooError: The mask is missing or has a different length, or drops ids between ids that it keeps.
     """
     if mask is None or len(mask) != len(ids):
-        length = "is missing" if mask is None else f"has {len(mask)} entries"
+        problem = "is missing" if mask is None else f"has {len(mask)} entries"
         raise ZooError(
-            f"{subject} has {len(ids)} input_ids, but its attention_mask {length}: give the mask one entry for each id."
+            f"{subject} has {len(ids)} input_ids, but its attention_mask {problem}: give the mask one for each id."
         )
     positions = [position for position, is_token in enumerate(mask) if is_token]
     gap = next((previous + 1 for previous, position in pairwise(positions) if position != previous + 1), None)

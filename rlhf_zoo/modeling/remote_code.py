@@ -177,8 +177,8 @@ def copy_code(checkpoint: Path) -> None:
         candidates = [code for code in executed_code() if {f"{module}.py" for module in modules} <= code.files.keys()]
         if not modules or not candidates:
             continue
-        present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
+        saved_digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
         # Two models may have files of the same names. The files that transformers saved identify the right model.
-        best = max(candidates, key=lambda code: len(present.items() & code.files.items()))
-        for file in best.files.keys() - present.keys():
+        best = max(candidates, key=lambda code: len(saved_digests.items() & code.files.items()))
+        for file in best.files.keys() - saved_digests.keys():
             shutil.copyfile(best.folder / file, folder / file)

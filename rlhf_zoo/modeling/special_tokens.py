@@ -97,16 +97,16 @@ def set_up_padding(
             f"The model has no embedding for PAD, {old_pad} (id {tokenizer.pad_token_id}): its embeddings are resized."
         )
     problem = "has no PAD" if old_pad is None else f"pads with {'EOS' if old_pad == tokenizer.eos_token else old_pad}"
-    padding = pad_token or find_spare_token(tokenizer, model)
-    if padding is not None:
-        tokenizer.pad_token = padding
+    new_pad = pad_token or find_spare_token(tokenizer, model)
+    if new_pad is not None:
+        tokenizer.pad_token = new_pad
         origin = "as requested" if pad_token is not None else "an unused token of its vocabulary"
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-        padding, origin = ADDED_PAD, "a new token"
+        new_pad, origin = ADDED_PAD, "a new token"
     add_pad_embedding(model, tokenizer)
     write_pad_id(model, tokenizer)
-    return f"The tokenizer {problem}: PAD is now {padding} (id {tokenizer.pad_token_id}), {origin}."
+    return f"The tokenizer {problem}: PAD is now {new_pad} (id {tokenizer.pad_token_id}), {origin}."
 
 
 def has_own_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -188,22 +188,22 @@ def find_spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | No
     Returns:
         The token; None if there is no such token.
     """
-    rows = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
-    used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
+    num_embeddings = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
+    used_ids = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
-    unused = {
+    unused_ids = {
         token: token_id
         for token_id, token in sorted(_special_tokens(tokenizer).items())
-        if token_id < rows and token_id not in used and token not in template
+        if token_id < num_embeddings and token_id not in used_ids and token not in template
     }
     matches = (
         token
         for pattern in _SPARE_PATTERNS
-        for token in unused
+        for token in unused_ids
         if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
     )
     # A vocabulary that contains all bytes never uses UNK, so UNK can serve too.
-    unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused else []
+    unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused_ids else []
     return next((token for token in (*matches, *unknown) if not _occurs_in_text(token, tokenizer)), None)
 
 

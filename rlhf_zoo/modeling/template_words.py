@@ -106,8 +106,8 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         if (count := text.count(turn["content"])) != 1:
             verb = "repeats" if count else "drops or changes"
             raise ZooError(f"{subject} {verb} the words of the role {turn['role']}: {_FIX}.")
-    last = messages[-1]["content"]
-    if has_answer and roles[-1] == "assistant" and (words := _words_after_end(text, last, tokenizer)):
+    last_content = messages[-1]["content"]
+    if has_answer and roles[-1] == "assistant" and (words := _words_after_end(text, last_content, tokenizer)):
         raise ZooError(f"{subject} adds {words!r:.60} after the last answer: {_FIX}.")
 
 
@@ -131,8 +131,8 @@ def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase)
     """Returns the words after the last answer; "" if no special token follows, because words may then end answers."""
     after = text.rpartition(answer)[2]
     # Replace the longest tokens first, because a token may begin with another token.
-    added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-    without_tokens = re.sub("|".join(map(re.escape, added)), " ", after) if added else after
+    tokens = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+    without_tokens = re.sub("|".join(map(re.escape, tokens)), " ", after) if tokens else after
     if without_tokens == after:
         return ""
     words = " ".join(_TAG.sub(" ", without_tokens).split())

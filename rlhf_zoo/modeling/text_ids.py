@@ -40,11 +40,11 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
     state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
     cached = _CACHE.get(tokenizer)
     if cached is None or cached[0] != state:
-        bare, full = (list(tokenizer(_PLACEHOLDER, add_special_tokens=add)["input_ids"]) for add in (False, True))
-        last = len(full) - len(bare)
-        start = next((position for position in range(last + 1) if full[position : position + len(bare)] == bare), 0)
-        added = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())
-        cached = _CACHE[tokenizer] = state, added
+        bare_ids, ids = (list(tokenizer(_PLACEHOLDER, add_special_tokens=add)["input_ids"]) for add in (False, True))
+        size = len(bare_ids)
+        start = next((start for start in range(len(ids) - size + 1) if ids[start : start + size] == bare_ids), 0)
+        tokens = AddedTokens(tuple(ids[:start]), tuple(ids[start + size :])) if bare_ids else AddedTokens((), ())
+        cached = _CACHE[tokenizer] = state, tokens
     return cached[1]
 
 

@@ -123,10 +123,8 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
             with watcher.lock:
                 if call in watcher.calls:
                     watcher.calls.remove(call)
-            if call.was_interrupted:
-                _raise_in(
-                    call.thread_id, None
-                )  # cancels LimitExceeded if the code ended before LimitExceeded was raised
+            if call.was_interrupted:  # cancel LimitExceeded if the code ended before it was raised
+                _raise_in(call.thread_id, None)
 
 
 @contextlib.contextmanager

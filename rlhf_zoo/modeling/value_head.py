@@ -24,10 +24,10 @@ def hidden_size_of(config: PreTrainedConfig) -> int:
     Raises:
         ZooError: The configuration has no hidden size.
     """
-    text = config.get_text_config(decoder=True)
+    text_config = config.get_text_config(decoder=True)
     # OPT-350m projects its last hidden state to `word_embed_proj_dim`, so that key comes first.
     for name in ("word_embed_proj_dim", "hidden_size", "d_model", "n_embd"):
-        size = getattr(text, name, None)
+        size = getattr(text_config, name, None)
         if isinstance(size, int):
             return size
     raise ZooError(

@@ -168,7 +168,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
     Args:
         pretrained_model: A PreTrainedModel, or a PeftModel of one.
-        **head: Arguments of `ValueHead`. `summary_dropout_prob` defaults to the value in the configuration, or 0.1.
+        **head_arguments: Arguments of `ValueHead`. `summary_dropout_prob` defaults to the configuration's, or 0.1.
 
     Raises:
         ZooError: The model has no language model head, is an encoder-decoder instead of a decoder or vice versa, or has
@@ -187,15 +187,15 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
     hidden_states_name: ClassVar[str]
     is_encoder_decoder: ClassVar[bool]
 
-    def __init__(self, pretrained_model: Any, **head: Any) -> None:
+    def __init__(self, pretrained_model: Any, **head_arguments: Any) -> None:
         super().__init__()
         self.is_peft_model = _is_peft_model(pretrained_model)
         self._check(pretrained_model)
         config = pretrained_model.config
-        if head.get("summary_dropout_prob") is None:
-            head["summary_dropout_prob"] = getattr(config, "summary_dropout_prob", 0.1)
+        if head_arguments.get("summary_dropout_prob") is None:
+            head_arguments["summary_dropout_prob"] = getattr(config, "summary_dropout_prob", 0.1)
         self.pretrained_model = pretrained_model
-        self.v_head = ValueHead(hidden_size_of(config), **head).to(_output_device(pretrained_model))
+        self.v_head = ValueHead(hidden_size_of(config), **head_arguments).to(_output_device(pretrained_model))
         self.training = pretrained_model.training
         self.v_head.train(self.training)
         self.register_state_dict_post_hook(_to_checkpoint_names)
@@ -282,16 +282,16 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 log.warning("Ignoring peft_config: %s already has an adapter.", type(model).__name__)
             else:
                 model = _add_adapter(model, peft_config, kbit_arguments, revision=revision)
-        wrapped = cls(model, **head_arguments)
+        value_head_model = cls(model, **head_arguments)
         if head is not None:
-            own_shape, saved_shape = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
+            own_shape, saved_shape = value_head_model.v_head.summary.weight.shape, head["summary.weight"].shape
             if saved_shape != own_shape:
                 raise ZooError(
                     f"The value head of {source} has hidden size {saved_shape[-1]}, but this model has "
                     f"{own_shape[-1]}: it belongs to another model; remove its {HEAD_PREFIX}* tensors."
                 )
-            wrapped.v_head.load_state_dict(head)
-        return wrapped
+            value_head_model.v_head.load_state_dict(head)
+        return value_head_model
 
     def forward(
         self,

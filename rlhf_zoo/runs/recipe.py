@@ -21,7 +21,7 @@ from ..errors import ZooError
 from ..fileio import BadYAML, load_yaml
 from ..hub.client.downloads import CARD_FILE, DOWNLOAD_FOLDER, PARTIAL_FOLDER, RECIPE_MARK, find_download
 from ..hub.client.links import find_outward_link
-from ..plugins import RECIPES, did_you_mean, entry_points, registered
+from ..plugins import RECIPES, did_you_mean, entry_points, registered_names
 from .registry import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
@@ -107,7 +107,7 @@ def list_recipes() -> list[str]:
 def list_registered_recipes() -> list[str]:
     """Returns the names of the recipes that other packages register, except names that this package uses itself."""
     own_names = list_recipes()
-    return [name for name in registered(RECIPES) if name not in own_names]
+    return [name for name in registered_names(RECIPES) if name not in own_names]
 
 
 def find_recipe(name: str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.client.run_signature import TRUST_RUN_FLAG
-from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_settings
+from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered_names, split_settings
 
 #: Group of code that loads reward models. No package can register such code: the user must allow each loader by name.
 LOADERS = "rlhf_zoo.loaders"
@@ -79,7 +79,7 @@ def may_import(name: str, group: str) -> bool:
         return False
     if object_name in OWN_OBJECTS.get(group, ()):
         return True
-    if group == LOADERS or ":" in object_name or object_name not in registered(group):
+    if group == LOADERS or ":" in object_name or object_name not in registered_names(group):
         return False
     return (group == REWARDS and object_name in OWN_ENTRIES) or all(map(holds_only_numbers, (settings or {}).values()))
 

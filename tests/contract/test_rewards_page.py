@@ -12,7 +12,7 @@ from trainer_fixture import make_policy, make_tokenizer, make_trainer, updates_o
 from zoo_process import zoo
 
 from rlhf_zoo.pipeline.stages.ppo import load_reward_functions
-from rlhf_zoo.plugins import registered
+from rlhf_zoo.plugins import registered_names
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.settings.parse import stage_keys, stage_settings
@@ -50,8 +50,8 @@ def test_page_recipes_are_valid(modules: Path) -> None:
 def test_page_names_existing_keys_and_all_rewards() -> None:
     names = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", PAGE, flags=re.M))))
     functions = set(re.findall(r"^\| .*?`([a-z_]+)\([^`]*…[^`]*\)`", PAGE, flags=re.M))
-    assert names <= {*stage_keys("ppo"), *registered("rlhf_zoo.rewards")}
-    assert set(registered("rlhf_zoo.rewards")) <= names | functions
+    assert names <= {*stage_keys("ppo"), *registered_names("rlhf_zoo.rewards")}
+    assert set(registered_names("rlhf_zoo.rewards")) <= names | functions
 
 
 def test_page_functions_score_completions_in_run(modules: Path) -> None:

@@ -27,7 +27,7 @@ from rlhf_zoo.pipeline.inspect.published import PublishedCheckpoint, named_objec
 from rlhf_zoo.pipeline.inspect.trace import find_traced_policy, trace_checkpoint
 from rlhf_zoo.pipeline.policy_eval import ComparisonSettings, find_pair
 from rlhf_zoo.pipeline.stages import ppo
-from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered
+from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered_names
 from rlhf_zoo.ppo.saved_critic import load_critic
 from rlhf_zoo.publishing.cards.card import card_json
 from rlhf_zoo.publishing.cards.facts import StageFacts
@@ -216,7 +216,9 @@ def test_allow_listed_objects_accept_no_object_names(pulled: Path) -> None:
 
 def test_may_import_accepts_only_registered_and_listed_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert may_import("length(target=3, unit='words')", REWARDS) and may_import("length", REWARDS)
-    assert {*OWN_ENTRIES, "relevance"} == set(registered(REWARDS))  # relevance names a model, by its default alone
+    assert {*OWN_ENTRIES, "relevance"} == set(
+        registered_names(REWARDS)
+    )  # relevance names a model, by its default alone
     assert may_import("relevance", REWARDS) and may_import("relevance(batch_size=8)", REWARDS)
     assert not may_import("relevance(model='x/y')", REWARDS)
     assert {one.value for one in entry_points(REWARDS) if one.name in OWN_ENTRIES} <= OWN_OBJECTS[REWARDS]

@@ -337,8 +337,9 @@ def _forward_arguments(model_class: Any) -> frozenset[str]:
 def _check_states_cached(cache: Cache, model: PreTrainedModel) -> None:
     """Raises ZooError if a recurrent layer did not store its state in the cache."""
     for layer in cache.layers:
-        states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
-        if any(states) and not any(initialized for flags in states for initialized in flags.values()):
+        flags_by_kind = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
+        is_initialized = [flag for flags in flags_by_kind for flag in flags.values()]
+        if is_initialized and not any(is_initialized):
             raise ZooError(
                 f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules instead "
                 "of past_key_values, so the rows of a batch would mix: choose another architecture."

@@ -55,14 +55,14 @@ class InPlaceLayer(DynamicLayer):
             states[moved] = states[beam_idx[moved]]
         self._set_views(len(beam_idx), self.get_seq_length())
 
-    def drop_columns(self, columns: int) -> None:
-        """Drops the first `columns` columns."""
+    def drop_columns(self, count: int) -> None:
+        """Drops the first `count` columns."""
         if not self._buffers:
-            self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
+            self.replace(self.keys[:, :, count:], self.values[:, :, count:])
             return
-        length = self.get_seq_length() - columns
+        length = self.get_seq_length() - count
         # This copies nothing: only the views move over the buffers.
-        self._begin += columns
+        self._begin += count
         self._set_views(len(self.keys), length)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
@@ -98,24 +98,24 @@ def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
     return bool(cache.layers) and all_supported and chunk_size is None
 
 
-def drop_columns(cache: DynamicCache, columns: int) -> None:
+def drop_columns(cache: DynamicCache, count: int) -> None:
     """Drops the first columns, which must be padding in all rows.
 
     Args:
         cache: The cache, which is changed.
-        columns: The number of columns.
+        count: The number of columns.
     """
     layer: Any
     for layer in cache.layers:
         if not layer.is_initialized:
             continue  # this layer uses the keys of another layer
         if isinstance(layer, InPlaceLayer):
-            layer.drop_columns(columns)
+            layer.drop_columns(count)
         else:
             # A sliding window holds only the newest columns, so the columns to drop may have left it already.
-            layer.cumulative_length -= columns
-            dropped = max(layer.keys.shape[2] - layer.cumulative_length, 0)
-            layer.keys, layer.values = layer.keys[:, :, dropped:], layer.values[:, :, dropped:]
+            layer.cumulative_length -= count
+            surplus = max(layer.keys.shape[2] - layer.cumulative_length, 0)
+            layer.keys, layer.values = layer.keys[:, :, surplus:], layer.values[:, :, surplus:]
 
 
 def join(cache: DynamicCache, other: DynamicCache) -> None:

@@ -44,14 +44,14 @@ class Vocabulary:
             *models: The models that sample or read completions.
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
-        rows = min(table.weight.shape[0] for table in tables)
+        num_embeddings = min(table.weight.shape[0] for table in tables)
         # Embeddings are often padded to a multiple of 64, and the extra rows belong to no token.
-        token_ids = {index for index in tokenizer.get_vocab().values() if index < rows}
+        token_ids = {token_id for token_id in tokenizer.get_vocab().values() if token_id < num_embeddings}
         size = max(token_ids) + 1
-        return cls(size, tuple(index for index in range(size) if index not in token_ids))
+        return cls(size, tuple(token_id for token_id in range(size) if token_id not in token_ids))
 
-    def __contains__(self, index: int) -> bool:
-        return 0 <= index < self.size and index not in self.holes
+    def __contains__(self, token_id: int) -> bool:
+        return 0 <= token_id < self.size and token_id not in self.holes
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ class Samples:
         Args:
             device: The destination.
         """
-        moved: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **tensors)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
@@ -230,8 +230,8 @@ def sample(
         # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
         # least a quarter as many rows as are running, or all that wait.
         if count and count >= min(len(waiting), running / 4):
-            entering, waiting = waiting[:count], waiting[count:]
-            output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+            new_rows, waiting = waiting[:count], waiting[count:]
+            output, rows = decoder.prefill([prompts[row] for row in new_rows], new_rows, pad_id)
         else:
             output, rows = decoder.step()
         positions = drawn_counts[rows]
@@ -240,10 +240,10 @@ def sample(
         completion[rows, positions], logprobs[rows, positions] = tokens, token_logprobs
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
-        stopped = torch.isin(tokens, stops)
-        ended[rows] = stopped
+        is_stop = torch.isin(tokens, stops)
+        ended[rows] = is_stop
         drawn_counts[rows] = positions + 1
-        decoder.advance(tokens, stopped | (positions + 1 == max_new_tokens))
+        decoder.advance(tokens, is_stop | (positions + 1 == max_new_tokens))
         if on_finished is not None:
             on_finished(size - len(waiting) - len(decoder.row_ids))
     mask = torch.arange(int(drawn_counts.max()), device=device) < drawn_counts.unsqueeze(1)

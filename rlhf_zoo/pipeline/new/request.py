@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ...errors import ZooError
-from ...plugins import REWARDS, did_you_mean, registered
+from ...plugins import REWARDS, did_you_mean, registered_names
 from ...runs.recipe import is_repository_name
 from ...runs.settings.judge_names import check_judge_name
 
@@ -45,7 +45,7 @@ class RecipeRequest:
     @cached_property
     def reward_functions(self) -> list[str]:
         """The reward functions among the rewards. Reads the entry points of all installed packages."""
-        functions = registered(REWARDS)
+        functions = registered_names(REWARDS)
         return [name for name in self.rewards if name.partition("(")[0] in functions or ":" in name]
 
     @property
@@ -87,7 +87,7 @@ class RecipeRequest:
             check_judge_name(self.judge)
         for name in self.reward_models:
             if not Path(name).is_dir() and "/" not in name:
-                functions = registered(REWARDS)
+                functions = registered_names(REWARDS)
                 raise ZooError(
                     f"--reward {name} is neither a reward function, nor a folder, nor a repository"
                     + (did_you_mean(name, functions) or f": the functions are {', '.join(functions)}.")

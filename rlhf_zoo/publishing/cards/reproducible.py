@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...fileio import hub_id
-from ...plugins import CORPORA, PREFERENCES, REWARDS, registered
+from ...plugins import CORPORA, PREFERENCES, REWARDS, registered_names
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import StageFacts
 
@@ -79,7 +79,7 @@ def _named_objects(
 
 def _is_registered(name: str, group: str) -> bool:
     base_name = name.partition("(")[0].strip()
-    return base_name.startswith(_OWN_MODULES) if ":" in base_name else base_name in registered(group)
+    return base_name.startswith(_OWN_MODULES) if ":" in base_name else base_name in registered_names(group)
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:

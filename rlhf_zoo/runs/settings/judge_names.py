@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ZooError
-from ...plugins import JUDGES, REWARDS, check_registered, did_you_mean, registered
+from ...plugins import JUDGES, REWARDS, check_registered, did_you_mean, registered_names
 
 SAME_LABELS = "same-labels"
 KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
@@ -52,7 +52,7 @@ def check_judge_name(name: str, *, words: Sequence[str] = ()) -> None:
         check_registered(argument, group=REWARDS)
     if judge_kind != "function":
         return
-    judges = [*words, "classifier", SAME_LABELS, *registered(JUDGES)]
+    judges = [*words, "classifier", SAME_LABELS, *registered_names(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in judges:
         suggestion = (
             did_you_mean(name, judges)
