@@ -40,32 +40,33 @@ def count_distinct_prompts(prompts: Iterable[Prompt]) -> int:
     return len(set(map(prompt_key, prompts)))
 
 
-def format_prompt_count(distinct: int, rows: int) -> str:
+def format_prompt_count(distinct_count: int, row_count: int) -> str:
     """Formats a number of prompts.
 
     Args:
-        distinct: The number of distinct prompts.
-        rows: The number of rows with these prompts.
+        distinct_count: The number of distinct prompts.
+        row_count: The number of rows with these prompts.
 
     Returns:
         "200"; "200 (in 1,000 rows)" if prompts are repeated.
     """
-    return f"{distinct:,}" if distinct == rows else f"{distinct:,} (in {rows:,} rows)"
+    text = f"{distinct_count:,}"
+    return text if distinct_count == row_count else f"{text} (in {row_count:,} rows)"
 
 
-def format_group_count(groups: int | None, prompts: int) -> str:
+def format_group_count(group_count: int | None, prompt_count: int) -> str:
     """Formats the number of groups of prompts that ask the same question, as a suffix to the number of prompts.
 
     Args:
-        groups: The number of groups; None if it is unknown.
-        prompts: The number of prompts.
+        group_count: The number of groups; None if it is unknown.
+        prompt_count: The number of prompts.
 
     Returns:
         " in 24 groups"; "" if their number is unknown, or if no two prompts ask the same question.
     """
-    if groups is None or groups == prompts:
+    if group_count is None or group_count == prompt_count:
         return ""
-    return f" in {groups:,} group{'' if groups == 1 else 's'}"
+    return f" in {group_count:,} group{'' if group_count == 1 else 's'}"
 
 
 def describe_prompt_count(rows: Dataset) -> str:

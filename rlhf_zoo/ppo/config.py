@@ -110,7 +110,7 @@ class PPOConfig(TrainingArguments):
         0.5, "ε if the action is a sequence: a product of 50 ratios soon differs from 1 by more than 0.2."
     )
     dual_clip: float | None = option(
-        None, "c > 1 bounds the loss of a bad action by c times its advantage; None: no bound."
+        None, "c > 1 bounds the loss of an action with a negative advantage by c·|advantage|; None: no bound."
     )
     cliprange_value: float | None = option(0.2, "ε_v of the value clip; None: no clipping.")
     vf_coef: float = option(0.1, "c_v, the weight of the value loss.")

@@ -52,25 +52,25 @@ def check_keys(args: Any, defaults: Mapping[str, Any]) -> None:
     _check_engine(args, defaults)
 
 
-def check_update(args: Any, episodes: int) -> None:
+def check_update(args: Any, episode_count: int) -> None:
     """Checks the keys that depend on the size of an update.
 
     Args:
         args: The keys.
-        episodes: The number of completions in one update, over all processes.
+        episode_count: The number of completions in one update, over all processes.
 
     Raises:
         ZooError: The update cannot be divided into minibatches, or is too large for `kl_horizon`.
     """
-    if episodes % args.num_mini_batches:
+    if episode_count % args.num_mini_batches:
         raise ZooError(
-            f"num_mini_batches {args.num_mini_batches} does not divide the rollout of {episodes} "
+            f"num_mini_batches {args.num_mini_batches} does not divide the rollout of {episode_count} "
             "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one "
             "of them."
         )
-    if args.kl_target is not None and episodes > 5 * args.kl_horizon:
+    if args.kl_target is not None and episode_count > 5 * args.kl_horizon:
         raise ZooError(
-            f"kl_horizon {args.kl_horizon} is less than a fifth of an update's {episodes} "
+            f"kl_horizon {args.kl_horizon} is less than a fifth of an update's {episode_count} "
             "episodes, so β could become negative: raise kl_horizon."
         )
 

@@ -99,26 +99,26 @@ class UpdateMetrics:
         self.sums["loss"] += loss.detach().double()
         self.step_loss += loss.detach()
 
-    def add_terms(self, terms: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
+    def add_terms(self, terms: Mapping[str, Tensor], token_mask: Tensor, action_mask: Tensor) -> None:
         """Adds the terms of a micro-batch.
 
         Args:
             terms: (b, T) or (b, A) by name.
-            tokens: (b, T) bool, the mask of tokens.
-            actions: (b, A) bool, the mask of actions.
+            token_mask: (b, T) bool.
+            action_mask: (b, A) bool.
         """
         # A single NaN makes the sum NaN, so one copy to the CPU per optimizer step checks all log-probabilities.
-        self.step_mismatch += terms[LOGPROB_MISMATCH].masked_fill(~tokens, 0).sum()
+        self.step_mismatch += terms[LOGPROB_MISMATCH].masked_fill(~token_mask, 0).sum()
         for name, term in terms.items():
             # After the first optimizer step, log ρ measures the change of the policy and not a mismatch.
             if name == LOGPROB_MISMATCH and self.steps:
                 continue
-            mask = tokens if name in PER_TOKEN_TERMS else actions
+            mask = token_mask if name in PER_TOKEN_TERMS else action_mask
             self.sums[name] += term.double().masked_fill(~mask, 0).sum()
-        self.sums["tokens"] += tokens.sum()
-        self.sums["actions"] += actions.sum()
+        self.sums["tokens"] += token_mask.sum()
+        self.sums["actions"] += action_mask.sum()
         if not self.steps:
-            self.sums["tokens before first step"] += tokens.sum()
+            self.sums["tokens before first step"] += token_mask.sum()
 
     def register_keys(self, other: UpdateMetrics) -> None:
         """Adds the other metrics' keys with sums of 0, because all processes must reduce the same keys.

@@ -18,8 +18,8 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
-        #: Called with the name of each phase that begins, and with "" at the end of an update. By default, a function
-        #: without effect.
+        #: Called with the name of each phase that begins or resumes, and with "" at the end of an update. By default, a
+        #: function without effect.
         self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
@@ -45,13 +45,13 @@ class Phases:
         """
         return self._measure(name) if self._running else nullcontext()
 
-    def count_tokens(self, tokens: int) -> None:
+    def count_tokens(self, count: int) -> None:
         """Counts sampled tokens.
 
         Args:
-            tokens: The number of response tokens of all processes.
+            count: The number of response tokens of all processes.
         """
-        self._tokens += tokens if self._running else 0
+        self._tokens += count if self._running else 0
 
     def pop_means(self) -> dict[str, float]:
         """Returns {time/NAME: seconds per update} and `tokens_per_second`, or {} without updates. Resets all counts."""

@@ -39,31 +39,32 @@ class ClassicLoop(ZooPPOTrainer):
             loss_metrics: Means of the update's losses and their terms.
         """
         super().record_metrics(rollout, estimates, loss_metrics)
-        tokens, mask = rollout.mask, estimates.mask
+        token_mask, action_mask = rollout.mask, estimates.mask
         error = (estimates.values - estimates.returns).square()
-        returns, values = (self.mean_and_std(x, mask) for x in (estimates.returns, estimates.values))
-        scores = self.mean_and_std(estimates.shaped_scores)
-        lengths = {
+        return_mean, return_std = self.mean_and_std(estimates.returns, action_mask)
+        value_mean, value_std = self.mean_and_std(estimates.values, action_mask)
+        score_mean, score_std = self.mean_and_std(estimates.shaped_scores)
+        length_statistics = {
             "queries": self.mean_and_std(rollout.samples.prompt_mask.sum(1).float()),
-            "responses": self.mean_and_std(tokens.sum(1).float()),
+            "responses": self.mean_and_std(token_mask.sum(1).float()),
         }
         statistics = {
             **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME_METRICS.items()},
             "objective/kl_coef": self.controller.kl_coef,
             "objective/kl_dist": rollout.kl.tolist(),
             # TRL 0.x reports −Σ log π of the sampled tokens here, and the exact entropy as ppo/policy/entropy.
-            "objective/entropy": self.mean(-rollout.logprobs.masked_fill(~tokens, 0).sum(1)),
-            "ppo/mean_non_score_reward": self.mean(estimates.non_score) / lengths["responses"][0],
-            "ppo/mean_scores": scores[0],
-            "ppo/std_scores": scores[1],
-            "ppo/returns/mean": returns[0],
-            "ppo/returns/var": returns[1] ** 2,
-            "ppo/val/mean": values[0],
-            "ppo/val/var": values[1] ** 2,
-            "ppo/val/error": self.mean(error.masked_fill(~mask, math.nan)),
+            "objective/entropy": self.mean(-rollout.logprobs.masked_fill(~token_mask, 0).sum(1)),
+            "ppo/mean_non_score_reward": self.mean(estimates.non_score) / length_statistics["responses"][0],
+            "ppo/mean_scores": score_mean,
+            "ppo/std_scores": score_std,
+            "ppo/returns/mean": return_mean,
+            "ppo/returns/var": return_std**2,
+            "ppo/val/mean": value_mean,
+            "ppo/val/var": value_std**2,
+            "ppo/val/error": self.mean(error.masked_fill(~action_mask, math.nan)),
             "ppo/learning_rate": self.get_learning_rates()[0],
         }
-        for name, (mean, deviation) in lengths.items():
+        for name, (mean, deviation) in length_statistics.items():
             statistics |= {f"tokens/{name}_len_mean": mean, f"tokens/{name}_len_std": deviation}
         # Equal returns have no variance to explain.
         if statistics["ppo/returns/var"]:
