@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, RECIPES, REWARDS, load_object, registered
+from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, RECIPES, REWARDS, load_object, registered_names
 
 GROUP = "rlhf_zoo.test_objects"
 
@@ -42,7 +42,7 @@ def test_entry_point_groups_have_documented_names():
 
 
 def test_load_object_finds_entry_points(package):
-    assert registered(GROUP) == ["gone", "length"]
+    assert registered_names(GROUP) == ["gone", "length"]
     assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
     assert load_object("length(prompts=['a'], completions=['four'])", group=GROUP) == [4]
     with pytest.raises(ZooError, match=r"did you mean 'length'\?"):
