@@ -364,7 +364,8 @@ def test_trainer_reproduces_trls_updates(
         update = Update(case, index)
         for name in ("logprobs", "ref_logprobs", "values"):
             assert_near(getattr(rollout, name), update[name], name)
-        for name in ("scores", "rewards", "advantages", "returns"):
+        assert_near(estimates.shaped_scores, update["scores"], "scores")
+        for name in ("rewards", "advantages", "returns"):
             assert_near(getattr(estimates, name), update[name], name)
         logged = progress | ours[index]
         for name, trls in {
