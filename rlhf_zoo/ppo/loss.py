@@ -135,5 +135,7 @@ def micro_batch_loss(
 
 
 def _share(loss: Tensor, mask: Tensor, size: MinibatchSize, mode: str) -> Tensor:
-    counts = {"token_count": size.actions, "sequence_count": size.sequences, "max_length": size.max_actions}
-    return F.aggregate(loss, mask, **counts, mode=mode)
+    token_count, sequence_count, max_length, _ = size
+    return F.aggregate(
+        loss, mask, token_count=token_count, sequence_count=sequence_count, max_length=max_length, mode=mode
+    )
