@@ -163,8 +163,8 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         ) from error
     finally:
         policy.train(was_training)
-    others = (samples.logprobs, padded_logprobs)
-    difference = max(float((logprobs - unpadded_logprobs).abs().mean()) for logprobs in others)
+    batched_logprobs = samples.logprobs, padded_logprobs
+    difference = max(float((logprobs - unpadded_logprobs).abs().mean()) for logprobs in batched_logprobs)
     allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
     if not difference <= allowed:
         raise ZooError(
