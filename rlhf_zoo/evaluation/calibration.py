@@ -42,7 +42,10 @@ def histogram(values: ArrayLike, *, max_bins: int = 24) -> dict[str, list[Any]]:
     """
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
-    if low < 0 < high:
+    if high - low <= 1e-12 * max(1.0, abs(low), abs(high)):
+        # Values that differ only by rounding leave no room for bins, so they get those of equal values.
+        edges = (0.0 if low < 0 < high else low) + np.linspace(-0.5, 0.5, max_bins + 1)
+    elif low < 0 < high:
         width = (high - low) / (max_bins - 1)  # one bin less, because the edge at 0 usually adds one
         edges = width * np.arange(np.floor(low / width), np.ceil(high / width) + 1)
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding may leave the extremes outside

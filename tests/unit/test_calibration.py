@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from trainer_fixture import make_reward_model, make_tokenizer
 
@@ -86,6 +86,8 @@ def test_calibration_error_by_chance_matches_simulation():
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
+@example([0.0, 5e-324])
+@example([1.0, 1.0 + 2**-52])
 @settings(deadline=None)
 def test_histogram_counts_every_margin(values):
     bars = histogram(values)
