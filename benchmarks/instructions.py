@@ -3,13 +3,14 @@
     RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
     python benchmarks/instructions.py RUN "with repetition penalized=RUN" --temperature 1 --limit 100
 
-Each RUN is a run of the recipe; for an interrupted run, the last checkpoint is scored. A run with settings other than
-the recipe's gets a label, which the table shows; runs with the same label need different seeds. Without a run, only the
-base is scored. With --add, the figures of the base and of all other runs are kept, and only the named runs are scored.
-Prompts are read from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature is set. They are stored
-in the folder --answers, from which a second call resumes. If IFEval is scored without --limit, the figures are written
-to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` renders them in the docs. Those of a
---temperature are kept beside the greedy ones of the same policies, which must be measured first.
+Each RUN is a run of smollm2-ifeval or smollm2-ifeval-sft, whose SFT policy is scored as well; for an interrupted run,
+the last checkpoint is scored. A run with settings other than the recipe's gets a label, which the table shows; runs
+with the same label need different seeds. Without a run, only the base is scored. With --add, the figures of the base
+and of all other runs are kept, and only the named runs are scored. Prompts are read from FOLDER/ifeval and
+FOLDER/ifbench. Answers are greedy unless --temperature is set. They are stored in the folder --answers, from which a
+second call resumes. If IFEval is scored without --limit, the figures are written to docs/evidence/smollm2-ifeval.json,
+and `python benchmarks/evidence.py --render` renders them in the docs. Those of a --temperature are kept beside the
+greedy ones of the same policies, which must be measured first.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def parse_run(argument: str) -> tuple[str, Path]:
 
 
 def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures]:
-    """Lists the base and each run's policy: the name in the table, the model, and the folder for its answers.
+    """Lists the base and each run's policies: the name in the table, the model, and the folder for its answers.
 
     Raises:
         ZooError: A run has no checkpoint, a run starts from a model other than the recipe's, or two runs have the same
@@ -158,19 +159,30 @@ def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures
     """
     policies: list[Figures] = [{"policy": "base", "model": BASE, "answers": answers / "base"}]
     for label, run in runs:
-        record = StageRecord(run / "ppo")
-        checkpoint, document = record.chosen_checkpoint() or record.last_checkpoint(), record.read()
-        if checkpoint is None:
-            raise ZooError(f"{run} has no checkpoint of {NAME}: run it first.")
-        if (base := document["resolved"]["model_name_or_path"]) != BASE:
-            raise ZooError(f"{run} starts from {base} instead of {BASE}: give runs of {NAME}.")
-        seed, folder = document["seed"], answers / re.sub(r"\W+", "-", f"{label} {document['seed']}")
-        if any(policy["answers"] == folder for policy in policies):
-            raise ZooError(
-                f"Two runs are labeled {label!r} with seed {seed}: give one of them another label, as in x={run}."
-            )
-        policies.append({"policy": label, "seed": seed, "model": str(checkpoint), "answers": folder})
+        start = sft_name(label, run)
+        names = {"ppo": label} if start is None else {"sft": start, "ppo": label}
+        for stage, name in names.items():
+            record = StageRecord(run / stage)
+            checkpoint, document = record.chosen_checkpoint() or record.last_checkpoint(), record.read()
+            if checkpoint is None:
+                raise ZooError(f"{run} has no checkpoint of the stage {stage}: run it first.")
+            seed, model = document["seed"], document["resolved"]["model_name_or_path"]
+            if stage == next(iter(names)) and model != BASE:
+                raise ZooError(f"{run} starts from {model} instead of {BASE}: give runs of {NAME}.")
+            folder = answers / re.sub(r"\W+", "-", f"{name} {seed}")
+            if any(policy["answers"] == folder for policy in policies):
+                raise ZooError(
+                    f"Two runs are labeled {label!r} with seed {seed}: give one of them another label, as in x={run}."
+                )
+            policies.append({"policy": name, "seed": seed, "model": str(checkpoint), "answers": folder})
     return policies
+
+
+def sft_name(label: str, run: Path) -> str | None:
+    """Returns the name of a run's SFT policy in the table; None if PPO starts from the base."""
+    if not StageRecord(run / "sft").run_file.exists():
+        return None
+    return label.replace("PPO", "SFT", 1) if label.startswith("PPO") else f"SFT, {label}"
 
 
 def answers_file(policy: Mapping[str, Any], benchmark: str, options: argparse.Namespace) -> Path:
@@ -225,7 +237,8 @@ def run_figures(label: str, run: Path) -> Figures:
     command = ppo["command"].replace(str(run.parent), "runs")
     # The sum over updates, as the stage's seconds miss the time before a run was killed and resumed.
     seconds = sum(spent for row in rows for name, spent in row.items() if name.startswith("time/"))
-    figures: Figures = {"policy": label, "seed": ppo["seed"], "command": command, "seconds": seconds}
+    start = sft_name(label, run) or "base"
+    figures: Figures = {"policy": label, "start": start, "seed": ppo["seed"], "command": command, "seconds": seconds}
     if (run / "eval" / "evaluation.json").is_file():
         evaluation = read_json(run / "eval" / "evaluation.json")
         for policy in ("sft", "ppo"):
@@ -244,7 +257,7 @@ def draw_pairs(run: Path) -> list[Figures]:
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
     drawn = random.Random(0).sample(rows, min(PAIR_COUNT, len(rows)))
     return [
-        {"prompt": row["prompt"], "base": row["sft"]["completion"], "ppo": row["ppo"]["completion"]} for row in drawn
+        {"prompt": row["prompt"], "start": row["sft"]["completion"], "ppo": row["ppo"]["completion"]} for row in drawn
     ]
 
 

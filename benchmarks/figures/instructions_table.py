@@ -65,7 +65,7 @@ def short_pair() -> str:
         f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
         f"{base['IFEval']['prompts']} prompts of IFEval. The first of ten own test prompts drawn at random:"
     )
-    examples = [f"*{name}:* {_start(text)}" for name, text in answers]
+    examples = [f"*{_sentence_case(name)}:* {_start(text)}" for name, text in answers]
     return "\n\n".join([note, f"> {_start(prompt)}", *examples])
 
 
@@ -142,7 +142,7 @@ def runs_table(document: Figures) -> str:
              "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
     rows = []
     for run in runs:
-        for name, policy in (("base", "sft"), (run["policy"], "ppo")):
+        for name, policy in ((run["start"], "sft"), (run["policy"], "ppo")):
             digits = {key: 1 if key == "length" else 2 for key in names}
             cells = [interval(run[policy][key], digits[key]) for key in names]
             rows.append([f"{name}, seed {run['seed']}", *cells, run["verdict"] if policy == "ppo" else ""])
@@ -160,19 +160,26 @@ def pairs_page(document: Figures) -> str:
     parts = [f"{len(pairs)} own test prompts drawn at random, with the answers as they are:"] if pairs else []
     for index, (prompt, answers) in enumerate(pairs, 1):
         parts.append(f"**{index}.**\n\n{_quoted(prompt)}")
-        parts += [f"*{name}:*\n\n{_quoted(text)}" for name, text in answers]
+        parts += [f"*{_sentence_case(name)}:*\n\n{_quoted(text)}" for name, text in answers]
     return "\n\n".join(parts)
 
 
 def _compared_pairs(runs: Sequence[Figures]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The prompts of the first run's pairs, each with (name, text) of the base and of each run that answered it."""
+    """The prompts of the first run's pairs, each with (name, text) of its start and of each policy that answered it."""
     compared = []
     for pair in runs[0]["pairs"] if runs else []:
-        answers = [
-            (run["policy"], other["ppo"]) for run in runs for other in run["pairs"] if other["prompt"] == pair["prompt"]
-        ]
-        compared.append((pair["prompt"], [("Base", pair["base"]), *answers]))
+        answers: dict[str, str] = {}
+        for run in runs:
+            for other in run["pairs"]:
+                if other["prompt"] == pair["prompt"]:
+                    answers.setdefault(run["start"], other["start"])
+                    answers[run["policy"]] = other["ppo"]
+        compared.append((pair["prompt"], list(answers.items())))
     return compared
+
+
+def _sentence_case(name: str) -> str:
+    return name[:1].upper() + name[1:]
 
 
 def _quoted(text: str) -> str:

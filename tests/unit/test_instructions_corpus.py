@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import re
 from collections import Counter
 from itertools import chain, combinations
@@ -13,7 +14,9 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS
-from rlhf_zoo.runs.corpora.instructions import are_compatible, prepare
+from rlhf_zoo.runs.corpora.instructions import are_compatible, prepare, request, split_of
+from rlhf_zoo.runs.corpora.instructions.demonstrations import demonstrate, sentences
+from rlhf_zoo.runs.corpora.instructions.tasks import Task, tasks
 from rlhf_zoo.runs.corpora.instructions.wordings import INSTRUCTIONS
 
 N = 8
@@ -99,10 +102,12 @@ def test_repeat_prompt_instructions_can_be_followed(splits: dict[str, Rows]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "x"}, "reads no data"),
+        ({"source": "./x"}, "There is no data set at ./x: write it with benchmarks/task_answers.py"),
         ({"prompts": 0}, "give 1 or more"),
         ({"not_trained": ["commas"]}, "unknown kind 'commas'"),
         ({"not_trained": [*INSTRUCTIONS]}, "leaves no kind"),
+        ({"demonstrated": ["commas"]}, "demonstrated of the corpus instructions has the unknown kind 'commas'"),
+        ({"demonstrated": []}, "has no kind to demonstrate"),
     ],
 )
 def test_prepare_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -123,3 +128,66 @@ def test_corpus_shares_no_ngram_with_benchmarks(splits: dict[str, Rows], real_da
     assert len(benchmark_grams) > 5000
     shared = {gram for row in chain.from_iterable(splits.values()) for gram in grams(text(row)) & benchmark_grams}
     assert shared == set()
+
+
+ANSWER = (
+    "The tides rise and fall twice a day, and the moon pulls the water. Sailors read them in printed tables. "
+    "Low water uncovers the sand for a few hours. Children look for shells and small crabs there. "
+    "High water brings the boats back to the quay. A storm can raise it far above the wall. "
+    "The old town has marked such floods on its houses. Some marks are higher than a tall person."
+)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_edited_answers_follow_every_kind_but_languages(kind: str) -> None:
+    """An answer of eight sentences is edited for drawn arguments of the kind, alone and with other kinds."""
+    pytest.importorskip("langdetect", reason="the extra ifeval")
+    rng = random.Random(kind)
+    is_question = kind == "detectable_format:constrained_response"
+    task = Task("explanation", "tides", "Explain the basics of tides.", is_question=is_question)
+    requests = [made for made in (request(task, rng) for _ in range(600)) if kind in made["instruction_id_list"]]
+    edited = [(made, demonstrate(made, ANSWER, "tides", rng)) for made in requests]
+    followed = [(made, text) for made, text in edited if text is not None]
+    assert len(requests) > 8
+    assert len(followed) / len(edited) > 0.5 if kind != "language:response_language" else not followed
+    for made, text in followed:
+        instructions = read_instructions(made["instruction_id_list"], made["kwargs"], where="a request")
+        assert all(instruction.is_followed(text) for instruction in instructions)
+        assert text == text.strip()
+
+
+def test_edited_answer_has_three_sentences_unless_more_are_asked_for() -> None:
+    rng = random.Random(0)
+    free = {"instruction_id_list": ["keywords:forbidden_words"], "kwargs": [{"forbidden_words": ["jazz"]}]}
+    assert demonstrate(free, ANSWER, "tides", rng) == " ".join(sentences(ANSWER)[:3])
+    limit = {"num_sentences": 8, "relation": "at least"}
+    long = {"instruction_id_list": ["length_constraints:number_sentences"], "kwargs": [limit]}
+    assert demonstrate(long, ANSWER, "tides", rng) == ANSWER
+    limit["num_sentences"] = 9
+    assert demonstrate(long, ANSWER, "tides", rng) is None
+
+
+def test_sentences_are_whole_distinct_and_without_marks() -> None:
+    answer = '# Tides\n\n1. The *moon* pulls. The sea follows!\n- The sea follows!\nOh no. "It rises." It breaks off he'
+    assert sentences(answer) == ["The moon pulls.", "The sea follows!"]
+
+
+def test_demonstrations_come_from_answers_to_training_tasks(tmp_path: Path, splits: dict[str, Rows]) -> None:
+    pytest.importorskip("langdetect", reason="the extra ifeval")
+    by_split = {split: [task for task in tasks() if split_of(task) == split] for split in ("train", "test")}
+    answered = [*by_split["train"][:40], *by_split["test"][:5]]
+    rows = [{"prompt": [{"role": "user", "content": task.text}], "answer": ANSWER} for task in answered]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = prepare(str(tmp_path), seed=1)
+    assert data["prompts"] == splits
+    [(split, demonstrations)] = data["demonstrations"].items()
+    assert split == "train" and 20 < len(demonstrations) < 40
+    for row in demonstrations:
+        assert any(text(row).startswith(task.text) for task in by_split["train"][:40])
+        assert [message["role"] for message in row["completion"]] == ["assistant"]
+    assert prepare(str(tmp_path), seed=2)["demonstrations"] != data["demonstrations"]
+    quoted = prepare(str(tmp_path), seed=1, demonstrated=["startend:quotation"])["demonstrations"]["train"]
+    assert quoted and all(row["completion"][0]["content"].startswith('"') for row in quoted)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "Sing.", "answer": "La."}\n')
+    with pytest.raises(ZooError, match=r"Row 1 of .* has the prompt 'Sing.', which is no task"):
+        prepare(str(tmp_path), seed=1)

@@ -56,7 +56,7 @@ def test_script_scores_base_policy_and_constant_text(run: Path, tmp_path: Path, 
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
     assert document["policies"][1]["seed"] == 4 and document["runs"][0]["seconds"] == 60
     assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
-    assert document["runs"][0]["pairs"] == [{"prompt": "Sing.", "base": "La", "ppo": "La la"}]
+    assert document["runs"][0]["pairs"] == [{"prompt": "Sing.", "start": "La", "ppo": "La la"}]
     page = instructions_table.page()
     assert "| PPO, seed 4 | " in page and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in page
     assert "*PPO:*\n\n```text\nLa la\n```" in page
@@ -65,6 +65,20 @@ def test_script_scores_base_policy_and_constant_text(run: Path, tmp_path: Path, 
     capsys.readouterr()
     instructions.main([str(run), "--judges", "--answers", str(answers)])
     assert {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")} == before
+
+
+def test_sft_policy_of_a_run_is_scored_as_well(run: Path, tmp_path: Path) -> None:
+    """PPO's model is the SFT policy, whose own model is the base; without the default label both names differ."""
+    shutil.copytree(run / "ppo", run / "sft")
+    record = json.loads((run / "ppo/run.json").read_text())
+    (run / "ppo/run.json").write_text(json.dumps(record | {"resolved": {"model_name_or_path": str(run / "sft")}}))
+    answers = ["--judges", "--benchmarks", "IFEval", "--answers", str(tmp_path / "answers")]
+    instructions.main([f"PPO, edited answers={run}", *answers])
+    document = keep.load(instructions.NAME)
+    names = ["base", "SFT, edited answers", "PPO, edited answers", "one text"]
+    assert [policy["policy"] for policy in document["policies"]] == names
+    assert "*SFT, edited answers:*\n\n```text\nLa\n```" in instructions_table.page()
+    assert instructions.sft_name("long", run) == "SFT, long"
 
 
 def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -82,7 +96,7 @@ def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert [document["policies"][place] for place in (0, 1, 3)] == first["policies"]
     assert [figures["policy"] for figures in document["runs"]] == ["PPO", "more KL"]
     assert [path.name for path in (tmp_path / "others").iterdir()] == ["more-KL-4"]
-    assert "*more KL:*\n\n```text\nLa la\n```" in instructions_table.page()
+    assert "*More KL:*\n\n```text\nLa la\n```" in instructions_table.page()
 
 
 def test_sampled_figures_stand_beside_greedy_ones(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -146,5 +160,5 @@ def test_script_scores_last_checkpoint_of_interrupted_run(run: Path, tmp_path: P
 
 def test_script_rejects_run_without_checkpoint(run: Path) -> None:
     shutil.rmtree(run / "ppo")
-    with pytest.raises(ZooError, match="has no checkpoint of smollm2-ifeval: run it first"):
+    with pytest.raises(ZooError, match="has no checkpoint of the stage ppo: run it first"):
         instructions.main([str(run)])

@@ -4,7 +4,8 @@
      "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], "group": "poem: tides"}
 
 The kinds of instruction and the columns are IFEval's; tasks and wordings are our own. A test checks that no prompt
-shares eight consecutive words with a prompt of IFEval or IFBench.
+shares eight consecutive words with a prompt of IFEval or IFBench. From answers to the tasks, the corpus also makes
+demonstrations for SFT.
 """
 
 import random
@@ -12,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import ZooError
-from ..source import Rows, unit_hash
+from ....rewards.rule import last_message_text
+from ..source import Rows, read_splits, unit_hash
+from .demonstrations import demonstrate
 from .tasks import Task, tasks
 from .wordings import INSTRUCTIONS
 
@@ -69,37 +72,49 @@ _EXCLUSIVE: tuple[set[str], ...] = (
 
 
 def prepare(
-    source: str | None = None, *, seed: int, prompts: int = 4000, not_trained: Sequence[str] = ()
+    source: str | None = None,
+    *,
+    seed: int,
+    prompts: int = 4000,
+    not_trained: Sequence[str] = (),
+    demonstrated: Sequence[str] = tuple(INSTRUCTIONS),
 ) -> dict[str, dict[str, Rows]]:
-    """Makes the configuration `prompts`, with train, validation and test.
+    """Makes the configuration `prompts`, and with a source `demonstrations`.
+
+    - prompts (prompt, instruction_id_list, kwargs, group): requests; train, validation and test.
+    - demonstrations (prompt, completion): requests of training tasks, with answers that a program edited until they
+      follow all instructions; train. Requests for which that fails are left out.
 
     Args:
-        source: None; the corpus reads no data.
-        seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
+        source: A folder with ``train.jsonl[.gz]`` or the id of a data set on the Hub, with the columns prompt (one of
+            `tasks`, as text or messages) and answer; `benchmarks/task_answers.py` writes a model's answers in this
+            form. Answers to tasks of validation and test are left out.
+        seed: Draws the instructions of training prompts and demonstrations. Those of the other splits are the same for
+            every seed.
         prompts: Maximum number of training prompts; a task is used once, and there are a few thousand tasks.
         not_trained: Kinds that no training prompt has, such as kinds that the starting model never follows. Validation
             and test have all kinds.
+        demonstrated: The kinds of the demonstrations. Questions are answered yes, no or maybe besides.
 
     Returns:
-        ``{"prompts": {split: rows}}``, with the columns prompt (messages), instruction_id_list, kwargs and group.
+        ``{configuration: {split: rows}}``.
 
     Raises:
-        ZooError: There is a `source`, `prompts` is below 1, or `not_trained` has an unknown kind or all kinds.
+        ZooError: `prompts` is below 1; `not_trained` or `demonstrated` has an unknown kind, or leaves none; or the
+            source cannot be read or has a prompt that is no task.
     """
-    if source is not None:
-        raise ZooError(
-            f"The corpus instructions is made by a program and reads no data: remove dataset_name ({source})."
-        )
     if prompts < 1:
         raise ZooError(f"prompts of the corpus instructions is {prompts}: give 1 or more.")
-    unknown = [kind for kind in not_trained if kind not in INSTRUCTIONS]
-    if unknown:
-        raise ZooError(
-            f"not_trained of the corpus instructions has the unknown kind {unknown[0]!r}: choose from "
-            f"{', '.join(INSTRUCTIONS)}."
-        )
+    for name, kinds in (("not_trained", not_trained), ("demonstrated", demonstrated)):
+        if unknown := [kind for kind in kinds if kind not in INSTRUCTIONS]:
+            raise ZooError(
+                f"{name} of the corpus instructions has the unknown kind {unknown[0]!r}: choose from "
+                f"{', '.join(INSTRUCTIONS)}."
+            )
     if {*INSTRUCTIONS} <= {*not_trained, CONSTRAINED}:
         raise ZooError("not_trained of the corpus instructions leaves no kind to train on: remove a kind from it.")
+    if {*demonstrated} <= {CONSTRAINED}:
+        raise ZooError("demonstrated of the corpus instructions has no kind to demonstrate: add one.")
     tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks():
         tasks_by_split[split_of(task)].append(task)
@@ -110,7 +125,30 @@ def prepare(
         is_train = split == "train"
         kinds = [kind for kind in INSTRUCTIONS if not (is_train and kind in not_trained)]
         rows[split] = [request(task, rng, kinds) for task in tasks_of_split[: prompts if is_train else None]]
-    return {"prompts": rows}
+    if source is None:
+        return {"prompts": rows}
+    return {"prompts": rows, "demonstrations": {"train": _demonstrations(source, seed, demonstrated)}}
+
+
+def _demonstrations(source: str, seed: int, kinds: Sequence[str]) -> Rows:
+    """Draws a request for each answer of the source, and edits the answer until it follows the request."""
+    tasks_by_text = {task.text: task for task in tasks()}
+    answered = read_splits(source, ["train"], ["prompt", "answer"], fix="write it with benchmarks/task_answers.py")
+    rows = []
+    for number, row in enumerate(answered["train"], 1):
+        text = last_message_text(row["prompt"])
+        if (task := tasks_by_text.get(text)) is None:
+            raise ZooError(
+                f"Row {number} of {source} has the prompt {text!r}, which is no task of the corpus instructions: write "
+                "the file with benchmarks/task_answers.py."
+            )
+        if split_of(task) != "train":
+            continue
+        rng = random.Random(f"demonstrations {seed} {text}")
+        made = request(task, rng, kinds)
+        if (answer := demonstrate(made, row["answer"], task.topic, rng)) is not None:
+            rows.append({"prompt": made["prompt"], "completion": [{"role": "assistant", "content": answer}]})
+    return rows
 
 
 def split_of(task: Task) -> str:
