@@ -47,11 +47,15 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def render_ppo_template() -> dict[str, Any]:
-    sizes = dict.fromkeys(("updates", "rollout", "prompt", "episodes", "rows", "accumulated", "response", "save"), 8)
+    names = (
+        "updates", "rollout", "prompt_length", "episodes", "micro_batch", "accumulation_steps", "response_length",
+        "save_steps",
+    )  # fmt: skip
     keys = {"dataset_config": None, "dataset_train_split": "train", "dataset_test_split": None, "columns": {}}
     data = SimpleNamespace(name="x")
     variables = {
-        "sizes": {**sizes, "share": 0.1, "cached": None}, "memory": {}, "functions": ["length"], "shared": data,
+        "sizes": {**dict.fromkeys(names, 8), "held_out_share": 0.1, "cache_tokens": None},
+        "memory": {}, "functions": ["length"], "shared": data,
         "data_by_stage": {"ppo": SimpleNamespace(data_set=data, keys=keys)}, "reward_model": None, "label": None,
         "lora": False, "bfloat16": False, "adamw_8bit": False, "rank": 8, "shared_critic": False,
         "model": SimpleNamespace(name="org/m", title="m", revision=None, spare_pad_token=None),

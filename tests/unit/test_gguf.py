@@ -135,11 +135,11 @@ def test_reward_model_may_not_be_gguf_file(tmp_path: Path) -> None:
 
 
 def test_gguf_file_key_error_names_model_name_or_path() -> None:
-    for where in ({"flag": "--sft."}, {"refused": refused_keys("sft")}):
+    for where in ({"flag": "--sft."}, {"refused_names": refused_keys("sft")}):
         with pytest.raises(
             ZooError, match=r"gguf_file.* not supported by recipes: name the file in model_name_or_path"
         ):
-            convert_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused": refused_keys("sft"), **where})
+            convert_keys({"gguf_file": FILE}, {}, "sft.yaml", **{"refused_names": refused_keys("sft"), **where})
 
 
 def test_pad_token_help_describes_key() -> None:

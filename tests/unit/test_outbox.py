@@ -23,7 +23,7 @@ class Disk:
         self.tries: list[str] = []
         self._before = before
 
-    def remaining(self) -> list[str]:
+    def remaining_uploads(self) -> list[str]:
         return list(self.left)
 
     def next_upload(self) -> Upload | None:

@@ -26,7 +26,7 @@ def test_reproduce_notes_runs_of_another_sampler_version(
     stage: str, recorded: dict[str, str], named: str | None
 ) -> None:
     published: Any = SimpleNamespace(
-        stage=stage, versions=recorded, resolved={"critic": "auto"}, parent=lambda role: None
+        stage=stage, versions=recorded, settings={"critic": "auto"}, parent=lambda role: None
     )
     notes = [note for note in _make_notes(published) if "sampler" in note]
     assert [f"version {named} of the sampler, but this is version {SAMPLER_VERSION}" in note for note in notes] == (

@@ -87,8 +87,8 @@ def sentences(answer: str) -> list[str]:
     """
     lines = [_LIST_MARK.sub("", line).replace("*", "").strip() for line in answer.split("\n")]
     parts = [part.strip() for line in lines for part in _BETWEEN_SENTENCES.split(line)]
-    whole = [part for part in parts if _SENTENCE_END.search(part) and len(part.split()) >= _MIN_WORDS]
-    return list(dict.fromkeys(whole))
+    complete = [part for part in parts if _SENTENCE_END.search(part) and len(part.split()) >= _MIN_WORDS]
+    return list(dict.fromkeys(complete))
 
 
 def _remove_words(parts: Sequence[str], words: Sequence[str]) -> list[str]:
