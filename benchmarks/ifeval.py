@@ -18,28 +18,20 @@ import gzip
 import importlib
 import json
 import random
-import statistics
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS, answer_forms
 from rlhf_zoo.rewards.instructions_text import ABBREVIATIONS
-
-if TYPE_CHECKING:
-    from rlhf_zoo.hub.client.connect import Hub
+from rlhf_zoo.runs.answers import Answer, resume_answers, sample_answers
 
 MAX_TOKENS = 320
-#: A temperature so low that the most likely token has all probability.
-GREEDY_TEMPERATURE = 1e-4
 RESAMPLES = 2000
 Row = dict[str, Any]
-#: The text of an answer, and whether it ended by itself.
-Answer = tuple[str, bool]
 
 
 def read_rows(path: Path, limit: int | None = None) -> list[Row]:
@@ -181,117 +173,6 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
     return figures
 
 
-class Policy:
-    """A policy that answers prompts in its chat template."""
-
-    def __init__(self, name: str, hub: Hub, *, bf16: bool = False) -> None:
-        """Loads the model and its tokenizer.
-
-        Args:
-            name: A folder, a GGUF file or a Hub id; an adapter is merged into its base.
-            hub: Where Hub ids are looked up.
-            bf16: Whether the weights are rounded to bfloat16, which some CPUs multiply several times as fast.
-        """
-        import torch
-
-        from rlhf_zoo.modeling.loading import load_tokenizer
-        from rlhf_zoo.modeling.models import load_causal
-        from rlhf_zoo.modeling.sampling.sampler import Vocabulary
-        from rlhf_zoo.modeling.special_tokens import stop_ids
-        from rlhf_zoo.runs.checkpoint_choice import resolve_model
-
-        path = resolve_model(name, hub).path
-        self.tokenizer = load_tokenizer(path)
-        self.model = load_causal(path).eval().to("cuda" if torch.cuda.is_available() else "cpu")
-        if bf16:
-            self.model = self.model.to(torch.bfloat16)
-        self.stops = stop_ids(self.model, self.tokenizer)
-        self.vocabulary = Vocabulary.of(self.tokenizer, self.model)
-
-    def answers(
-        self, rows: Sequence[Row], indices: Sequence[int], *, temperature: float, tokens: int
-    ) -> dict[int, Answer]:
-        """Answers prompts. The random numbers of an answer depend only on the index of its prompt.
-
-        Args:
-            rows: All prompts.
-            indices: The indices of the prompts to answer.
-            temperature: The sampling temperature; 0 is greedy.
-            tokens: The maximum number of tokens in an answer.
-
-        Returns:
-            The answers by index.
-        """
-        from rlhf_zoo.modeling.chat import decode_completions, tokenize_prompt
-        from rlhf_zoo.modeling.sampling.sampler import sample
-
-        prompts = [messages(rows[index]) for index in indices]
-        prompt_ids = [tokenize_prompt(prompt, self.tokenizer) for prompt in prompts]
-        samples = sample(
-            self.model,
-            prompt_ids,
-            keys=[(index,) for index in indices],
-            seed=0,
-            max_new_tokens=tokens,
-            stop_ids=self.stops,
-            pad_id=self.stops[0],
-            temperature=temperature or GREEDY_TEMPERATURE,
-            vocabulary=self.vocabulary,
-        )
-        texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.completion_id_lists())
-        return dict(zip(indices, zip(texts, samples.ended.tolist(), strict=True), strict=True))
-
-
-def sample_answers(
-    name: str,
-    hub: Hub,
-    rows: Sequence[Row],
-    done: int,
-    *,
-    temperature: float,
-    batch: int,
-    tokens: int,
-    bf16: bool = False,
-) -> Iterator[list[Answer]]:
-    """Yields a model's answers in batches, without the first `done` rows.
-
-    A prompt far longer than the others in its batch is answered alone, as it would pad all of them to its length.
-    """
-    policy = Policy(name, hub, bf16=bf16)
-    for first in range(done, len(rows), batch):
-        print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
-        indices = range(first, min(first + batch, len(rows)))
-        lengths = {index: len(str(messages(rows[index]))) for index in indices}
-        limit = 4 * statistics.median(lengths.values())
-        short = [index for index in indices if lengths[index] <= limit]
-        answers: dict[int, Answer] = {}
-        for group in (short, *([index] for index in indices if lengths[index] > limit)):
-            answers |= policy.answers(rows, group, temperature=temperature, tokens=tokens)
-        yield [answers[index] for index in indices]
-
-
-def resume_answers(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
-    """Reads the answers in a file, and appends answers to the remaining prompts.
-
-    Args:
-        path: The file of answers.
-        rows: The prompts.
-        answer: Called with the number of answers in the file; yields the remaining answers in batches.
-    """
-    done = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    if any(line["prompt"] != messages(row) for line, row in zip(done, rows, strict=False)) or len(done) > len(rows):
-        raise ZooError(f"{path} has answers to other prompts: remove it, or choose another --output.")
-    answers = [(line["answer"], line["ended"]) for line in done]
-    if len(answers) < len(rows):
-        for batch in answer(len(answers)):
-            with path.open("a", encoding="utf-8") as file:
-                for row, (text, ended) in zip(rows[len(answers) :], batch, strict=False):
-                    line = {"prompt": messages(row), "answer": text, "ended": ended}
-                    file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            answers += batch
-    return answers
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder, Hub id or GGUF file")
@@ -313,12 +194,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.text is not None:
         answers: list[Answer] = [(options.text, True)] * len(rows)
     else:
+        prompts = [messages(row) for row in rows]
         sampling = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
         with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
             answers = resume_answers(
                 options.output.with_suffix(".answers.jsonl"),
-                rows,
-                lambda done: sample_answers(options.model, hub, rows, done, **sampling),
+                prompts,
+                lambda answered: sample_answers(options.model, hub, prompts, answered, **sampling),
             )
     settings = {name: str(value) for name, value in vars(options).items() if value is not None and name != "output"}
     figures = {"settings": settings, **score(rows, answers)}

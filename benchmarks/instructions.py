@@ -38,6 +38,7 @@ from rlhf_zoo.hub.client.connect import Hub, choose_hub, connect
 from rlhf_zoo.rewards.form import Repetition
 from rlhf_zoo.rewards.prose import grammar
 from rlhf_zoo.rewards.relevance import relevance
+from rlhf_zoo.runs.answers import Answer, resume_answers, sample_answers
 from rlhf_zoo.runs.record import StageRecord
 
 NAME = "smollm2-ifeval"
@@ -198,11 +199,12 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, op
         path = answers_file(policy, name, options)
         path.parent.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
-        answers = ifeval.resume_answers(
+        conversations = [ifeval.messages(row) for row in rows]
+        answers = resume_answers(
             path,
-            rows,
-            lambda done, rows=rows: ifeval.sample_answers(
-                policy["model"], hub, rows, done,
+            conversations,
+            lambda answered, conversations=conversations: sample_answers(
+                policy["model"], hub, conversations, answered,
                 temperature=options.temperature, batch=options.batch, tokens=TOKENS,
             ),
         )  # fmt: skip
@@ -212,7 +214,7 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, op
     return figures
 
 
-def score_answers(rows: Rows, answers: Sequence[ifeval.Answer], options: argparse.Namespace) -> Figures:
+def score_answers(rows: Rows, answers: Sequence[Answer], options: argparse.Namespace) -> Figures:
     """Scores answers by the verifiers, repetition and the judges, and with --verifiers by another package too."""
     figures = ifeval.score(rows, answers)
     prompts, texts = [ifeval.messages(row) for row in rows], [text for text, _ in answers]

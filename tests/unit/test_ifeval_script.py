@@ -11,6 +11,7 @@ import torch
 from trainer_fixture import make_policy, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.answers import resume_answers
 
 ROWS = [
     {
@@ -56,7 +57,7 @@ def test_score_counts_skipped_kinds() -> None:
 
 
 def test_answers_resume_after_interrupt(tmp_path: Path) -> None:
-    path, calls = tmp_path / "answers.jsonl", []
+    path, calls, prompts = tmp_path / "answers.jsonl", [], [ifeval.messages(row) for row in ROWS]
 
     def stops(done: int) -> Any:
         yield [("first", True)]
@@ -67,12 +68,12 @@ def test_answers_resume_after_interrupt(tmp_path: Path) -> None:
         yield [("second", False)]
 
     with pytest.raises(KeyboardInterrupt):
-        ifeval.resume_answers(path, ROWS, stops)
-    assert ifeval.resume_answers(path, ROWS, rest) == [("first", True), ("second", False)]
-    assert ifeval.resume_answers(path, ROWS, rest) == [("first", True), ("second", False)]
+        resume_answers(path, prompts, stops)
+    assert resume_answers(path, prompts, rest) == [("first", True), ("second", False)]
+    assert resume_answers(path, prompts, rest) == [("first", True), ("second", False)]
     assert calls == [1]
     with pytest.raises(ZooError, match="other prompts"):
-        ifeval.resume_answers(path, ROWS[::-1], rest)
+        resume_answers(path, prompts[::-1], rest)
 
 
 def test_answers_are_same_in_any_batch_and_match_greedy_generate(prompts: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_repeat_prompt_instructions_can_be_followed(splits: dict[str, Rows]) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "./x"}, "There is no data set at ./x: write it with benchmarks/task_answers.py"),
+        ({"source": "./x"}, "There is no data set at ./x: write it with python -m rlhf_zoo.runs.corpora.instructions"),
         ({"prompts": 0}, "give 1 or more"),
         ({"not_trained": ["commas"]}, "unknown kind 'commas'"),
         ({"not_trained": [*INSTRUCTIONS]}, "leaves no kind"),

@@ -1,13 +1,13 @@
-"""`benchmarks/task_answers.py`: answers to the training tasks, from which the corpus makes demonstrations."""
+"""`python -m rlhf_zoo.runs.corpora.instructions`: answers to training tasks, for demonstrations."""
 
 import json
 import string
 from pathlib import Path
 
 import pytest
-import task_answers
 from trainer_fixture import make_policy, make_tokenizer
 
+from rlhf_zoo.runs.corpora.instructions import __main__ as task_answers
 from rlhf_zoo.runs.corpora.instructions import prepare, split_of
 from rlhf_zoo.runs.corpora.instructions.tasks import tasks
 

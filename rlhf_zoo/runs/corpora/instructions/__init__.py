@@ -87,8 +87,8 @@ def prepare(
 
     Args:
         source: A folder with ``train.jsonl[.gz]`` or the id of a data set on the Hub, with the columns prompt (one of
-            `tasks`, as text or messages) and answer; `benchmarks/task_answers.py` writes a model's answers in this
-            form. Answers to tasks of validation and test are left out.
+            `tasks`, as text or messages) and answer. `python -m rlhf_zoo.runs.corpora.instructions` writes a model's
+            answers in this form. Answers to tasks of validation and test are left out.
         seed: Draws the instructions of training prompts and demonstrations. Those of the other splits are the same for
             every seed.
         prompts: Maximum number of training prompts; a task is used once, and there are a few thousand tasks.
@@ -133,14 +133,16 @@ def prepare(
 def _demonstrations(source: str, seed: int, kinds: Sequence[str]) -> Rows:
     """Draws a request for each answer of the source, and edits the answer until it follows the request."""
     tasks_by_text = {task.text: task for task in tasks()}
-    answered = read_splits(source, ["train"], ["prompt", "answer"], fix="write it with benchmarks/task_answers.py")
+    answered = read_splits(
+        source, ["train"], ["prompt", "answer"], fix="write it with python -m rlhf_zoo.runs.corpora.instructions"
+    )
     rows = []
     for number, row in enumerate(answered["train"], 1):
         text = last_message_text(row["prompt"])
         if (task := tasks_by_text.get(text)) is None:
             raise ZooError(
                 f"Row {number} of {source} has the prompt {text!r}, which is no task of the corpus instructions: write "
-                "the file with benchmarks/task_answers.py."
+                "the file with python -m rlhf_zoo.runs.corpora.instructions."
             )
         if split_of(task) != "train":
             continue
