@@ -158,7 +158,7 @@ def _as_bullets(parts: Sequence[str], arguments: Arguments) -> str:
     return "\n".join([*introduction, *(f"* {part}" for part in parts[start:])])
 
 
-def _as_named_paragraph(parts: Sequence[str], arguments: Arguments) -> str:
+def _as_paragraphs_with_first_word(parts: Sequence[str], arguments: Arguments) -> str:
     paragraphs = _groups(parts, arguments["num_paragraphs"])
     nth = arguments["nth_paragraph"] - 1
     paragraphs[nth] = f"{arguments['first_word'].capitalize()}, {paragraphs[nth][:1].lower()}{paragraphs[nth][1:]}"
@@ -197,7 +197,7 @@ _JOINS: dict[str, Callable[[Sequence[str], Arguments], str]] = {
     "length_constraints:number_paragraphs": lambda parts, arguments: "\n***\n".join(
         _groups(parts, arguments["num_paragraphs"])
     ),
-    "length_constraints:nth_paragraph_first_word": _as_named_paragraph,
+    "length_constraints:nth_paragraph_first_word": _as_paragraphs_with_first_word,
     "detectable_format:multiple_sections": _as_sections,
     "combination:two_responses": lambda parts, arguments: "\n******\n".join(_groups(parts, 2)),
 }
