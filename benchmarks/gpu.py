@@ -121,12 +121,12 @@ class ReplayTrainer(PPOTrainer):
     def rollout(self, rows: Any, *, stream: int) -> Rollout:
         return self.make_rollout(self.samples.to(self.args.device), recompute_logprobs=True)
 
-    def run_epochs(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        progress = super().run_epochs(model, rollout, estimates)
+    def run_epochs(self, model: Any, rollout: Rollout, advantages: Advantages) -> dict[str, float]:
+        progress = super().run_epochs(model, rollout, advantages)
         self.recorded = {
             "log-probabilities": rollout.logprobs, "reference log-probabilities": rollout.ref_logprobs,
-            "values": rollout.values, "scores": estimates.shaped_scores, "advantages": estimates.advantages,
-            "returns": estimates.returns, "loss": torch.tensor(progress["loss"], device="cpu"),
+            "values": rollout.values, "scores": advantages.shaped_scores, "advantages": advantages.advantages,
+            "returns": advantages.returns, "loss": torch.tensor(progress["loss"], device="cpu"),
         }  # fmt: skip
         return progress
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "AGGREGATIONS", "ENSEMBLES", "LOSS_KL_ESTIMATORS", "REWARD_KL_ESTIMATORS", "actions", "aggregate",
+    "AGGREGATIONS", "ENSEMBLES", "LOSS_KL_ESTIMATORS", "REWARD_KL_ESTIMATORS", "aggregate",
     "clipped_policy_loss", "clipped_value_loss", "ensemble_scores", "entropy", "exact_kl", "explained_variance",
     "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "leave_one_out", "log_softmax", "masked_mean",
     "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs", "shape_scores",
-    "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
+    "sum_per_action", "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
 ]  # fmt: skip
 
 REWARD_KL_ESTIMATORS = ("k1", "k3")
@@ -178,7 +178,7 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
     raise ValueError(f"no KL loss from the estimator {estimator!r}: choose 'k2', 'k3' or 'k3_reverse'")
 
 
-def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
+def sum_per_action(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
     """Sums per-token values over each action. If a completion is one action, PPO is a bandit algorithm.
 
     Args:
@@ -395,9 +395,9 @@ def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
         engine_logprobs: (B, T) log π_engine, of the engine that sampled the tokens.
         mask: (B, T).
         cap: c.
-        level: As for `actions`.
+        level: As for `sum_per_action`.
     """
-    return actions(logprobs - engine_logprobs, mask, level=level).clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
+    return sum_per_action(logprobs - engine_logprobs, mask, level=level).clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
 
 
 def clipped_value_loss(

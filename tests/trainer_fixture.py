@@ -156,16 +156,16 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **opti
 
 
 class Spy(PPOTrainer):
-    """A PPOTrainer that records its initial weights, and the rollout, estimates and statistics of each update."""
+    """A PPOTrainer that records its initial weights, and the rollout, advantages and statistics of each update."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.before = snapshot(self)
         self.updates: list[tuple[Rollout, Advantages, dict[str, torch.Tensor]]] = []
 
-    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, torch.Tensor]:
-        statistics = super().run_epochs(model, rollout, estimates)
-        self.updates.append((rollout, estimates, statistics))
+    def run_epochs(self, model: nn.Module, rollout: Rollout, advantages: Advantages) -> dict[str, torch.Tensor]:
+        statistics = super().run_epochs(model, rollout, advantages)
+        self.updates.append((rollout, advantages, statistics))
         return statistics
 
 

@@ -147,8 +147,8 @@ def completion_kl(
     """Estimates KL(π ‖ π_ref) from each completion, by `functional.kl_penalty`.
 
     Level "token" sums the estimates of the tokens. Level "sequence" sums the log-probabilities first and treats a
-    completion as one action (`functional.actions`). At level "sequence", k3 exponentiates the sum of the log-ratios, so
-    it is useless for long completions. For k1 both levels agree.
+    completion as one action (`functional.sum_per_action`). At level "sequence", k3 exponentiates the sum of the
+    log-ratios, so it is useless for long completions. For k1 both levels agree.
 
     Args:
         logprobs: For each of N completions of π, the log-probabilities of its T_i sampled tokens (T_i may differ), or
@@ -166,7 +166,7 @@ def completion_kl(
     # Importing torch takes seconds, and most metrics do not need it.
     import torch
 
-    from ..functional import actions, kl_penalty
+    from ..functional import kl_penalty, sum_per_action
 
     if len(logprobs) != len(ref_logprobs):
         raise ValueError(
@@ -192,7 +192,7 @@ def completion_kl(
         if level == "sequence":
             mask = torch.ones_like(pi, dtype=torch.bool)
             # All tokens of the completion become one action, whose log-probability is their sum.
-            pi, ref = actions(pi, mask, level=level), actions(ref, mask, level=level)
+            pi, ref = sum_per_action(pi, mask, level=level), sum_per_action(ref, mask, level=level)
         elif level != "token":
             raise ValueError(f"There is no level {level!r}: choose 'token' or 'sequence'.")
         values.append(float(kl_penalty(pi, ref, estimator=estimator).sum()))

@@ -237,21 +237,21 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             )
         self.guard.record({"loss": finite["loss"]})
 
-    def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
+    def record_metrics(self, rollout: Rollout, advantages: Advantages, loss_metrics: Mapping[str, float]) -> None:
         """Adds this update's metrics to the means of the next log line.
 
         Args:
             rollout: The rollout of all processes.
-            estimates: The rollout's rewards and advantages.
+            advantages: The rollout's rewards and advantages.
             loss_metrics: Means of the update's losses and their terms.
         """
-        names = ["given"] if isinstance(estimates.reward_scores, UserScores) else self.rewards.names
-        per_completion = completion_metrics(rollout, estimates, names)
-        values, returns, mask = estimates.values, estimates.returns, estimates.mask
+        names = ["given"] if isinstance(advantages.reward_scores, UserScores) else self.rewards.names
+        per_completion = completion_metrics(rollout, advantages, names)
+        values, returns, mask = advantages.values, advantages.returns, advantages.mask
         rollout_metrics = {
             **{name: self.mean(column) for name, column in per_completion.items()},
-            "objective/non_score_reward": self.mean(estimates.non_score),
-            "objective/rlhf_reward": self.mean(estimates.non_score + estimates.shaped_scores),
+            "objective/non_score_reward": self.mean(advantages.non_score),
+            "objective/rlhf_reward": self.mean(advantages.non_score + advantages.shaped_scores),
             **critic_metrics(values, returns, mask, max_actions=self.args.response_length),
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
@@ -260,7 +260,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         # the last quarter of the positions, or explained variance is undefined because returns do not vary.
         applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
         metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
-        metrics |= {name: value for name, value in estimates.reward_scores.metrics.items() if name not in metrics}
+        metrics |= {name: value for name, value in advantages.reward_scores.metrics.items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
                 "objective/score_mean_so_far": self.running_scores.mean,

@@ -46,7 +46,7 @@ def single_process_order(
 
 
 def gather_rollouts(
-    rollout: Rollout, reward_scores: RewardScores, *, prompts_per_batch: Sequence[int], group_size: int
+    rollout: Rollout, reward_scores: RewardScores, prompts_per_batch: Sequence[int]
 ) -> tuple[Rollout, RewardScores]:
     """Joins the rollouts of all processes.
 
@@ -54,7 +54,6 @@ def gather_rollouts(
         rollout: The rollout of this process.
         reward_scores: The completions' scores.
         prompts_per_batch: The number of prompts in each of this process's batches.
-        group_size: The number of completions per prompt.
 
     Returns:
         The rollout and rewards of all processes, in the order that a single process would produce, without `extra`.
@@ -78,7 +77,7 @@ def gather_rollouts(
     prompt_counts = [part["prompts_per_batch"] for part in all_parts]
     # The shuffle picks rows by index, so all processes need the same order.
     row_counts = [len(part["total"]) for part in all_parts]
-    order = torch.tensor(single_process_order(row_counts, prompt_counts, group_size=group_size))
+    order = torch.tensor(single_process_order(row_counts, prompt_counts, group_size=reward_scores.group_size))
 
     def join(tensors: Iterable[Tensor], *, left_padded: bool = False) -> Tensor:
         return _stack(list(tensors), left_padded=left_padded)[order].to(device)

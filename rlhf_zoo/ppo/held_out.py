@@ -55,8 +55,8 @@ class HeldOutTrainer(RolloutTrainer):
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(prompts)
         for rows in self.numbered_batches(self.callback_handler.eval_dataloader):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            estimates = self.compute_advantages(rollout, self.score(rollout, rows))
-            for name, values in completion_metrics(rollout, estimates, self.rewards.names).items():
+            advantages = self.compute_advantages(rollout, self.score(rollout, rows))
+            for name, values in completion_metrics(rollout, advantages, self.rewards.names).items():
                 # `gather_for_metrics` drops the filler rows of the last batch.
                 values_by_metric[name].append(self.accelerator.gather_for_metrics(values))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)

@@ -56,16 +56,16 @@ class PolicyLoss:
             The scalar loss, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN_TERMS, (b, A) for
             the others.
         """
-        args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
-        samples, level, mask = rollout.samples, args.action_level, estimates.mask
+        args, rollout, advantages, size = self.args, self.batch.rollout, self.batch.advantages, self.batch.size
+        samples, level, mask = rollout.samples, args.action_level, advantages.mask
         # All log-probabilities are relative to log π_old, which is therefore 0. The log-ratio of a completion is then a
         # sum of small differences. A difference of large sums would lose precision.
-        new_logprobs = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
+        new_logprobs = F.sum_per_action(logprobs - samples.logprobs, samples.mask, level=level)
         old_logprobs = torch.zeros_like(new_logprobs)
         policy_loss, is_clipped = F.clipped_policy_loss(
             new_logprobs,
             old_logprobs,
-            estimates.advantages,
+            advantages.advantages,
             cliprange=args.cliprange if level == "token" else args.cliprange_sequence,
             cliprange_high=args.cliprange_high,
             dual_clip=args.dual_clip,
@@ -90,14 +90,14 @@ class PolicyLoss:
         }
         loss = _share(policy_loss, mask, size, args.loss_aggregation)
         if args.entropy_coef:
-            action_entropy = F.actions(entropy, samples.mask, level=level)
+            action_entropy = F.sum_per_action(entropy, samples.mask, level=level)
             loss = loss - args.entropy_coef * _share(action_entropy, mask, size, args.loss_aggregation)
         if args.kl_in == "loss":
-            ref_logprobs = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
+            ref_logprobs = F.sum_per_action(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
             terms["loss/kl"] = (
                 F.kl_loss(new_logprobs, old_logprobs, ref_logprobs, estimator=args.kl_estimator)
                 if exact_kl is None
-                else F.actions(exact_kl, samples.mask, level=level)
+                else F.sum_per_action(exact_kl, samples.mask, level=level)
             )
             loss = loss + self.kl_coef * _share(terms["loss/kl"], mask, size, args.loss_aggregation)
         return loss, terms
@@ -117,14 +117,14 @@ def micro_batch_loss(
         The scalar loss, and its terms by the metrics' names, without gradients: (b, T) for the names in
         PER_TOKEN_TERMS, (b, A) for the others.
     """
-    args, estimates, size = policy_loss.args, policy_loss.batch.estimates, policy_loss.batch.size
-    mask = estimates.mask
+    args, advantages, size = policy_loss.args, policy_loss.batch.advantages, policy_loss.batch.size
+    mask = advantages.mask
     if output.policy_loss is None or output.policy_terms is None:
         actor_loss, terms = policy_loss(output.logprobs, output.entropy, output.exact_kl)
     else:
         actor_loss, terms = output.policy_loss, dict(output.policy_terms)
     value_loss, is_clipped = F.clipped_value_loss(
-        output.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
+        output.values[:, : mask.shape[1]], advantages.values, advantages.returns, cliprange=args.cliprange_value
     )
     terms |= {"loss/value": value_loss, "value/clipfrac": is_clipped.float()}
     # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on the split.

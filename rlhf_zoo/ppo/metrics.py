@@ -18,21 +18,21 @@ from .rollout import Advantages, Rollout
 QUARTERS = 4
 
 
-def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
+def completion_metrics(rollout: Rollout, advantages: Advantages, names: list[str]) -> dict[str, Tensor]:
     """Computes the metrics of each completion, for training and evaluation.
 
     Args:
         rollout: B completions.
-        estimates: The completions' rewards.
+        advantages: The completions' rewards.
         names: The names of the rewards, in the order of the columns of `per_reward`.
 
     Returns:
         {metric: (B,)}, NaN where the metric does not apply.
     """
-    per_reward = estimates.reward_scores.per_reward
+    per_reward = advantages.reward_scores.per_reward
     return {
-        "objective/score": estimates.reward_scores.total,
-        "objective/shaped_score": estimates.shaped_scores,
+        "objective/score": advantages.reward_scores.total,
+        "objective/shaped_score": advantages.shaped_scores,
         **{f"rewards/{name}": per_reward[:, index] for index, name in enumerate(names)},
         "objective/kl": rollout.kl,
         **({} if rollout.engine_mismatch is None else {"policy/engine_mismatch": rollout.engine_mismatch}),

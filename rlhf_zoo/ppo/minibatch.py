@@ -34,7 +34,7 @@ class Minibatch:
 
     Attributes:
         rollout: The completions, with log π_old, log π_ref and V_old.
-        estimates: The completions' advantages and returns, per action.
+        advantages: The completions' advantages and returns, per action.
         indices: (b,) int64, the rows of these completions in the update's rollout.
         size: The size of the whole minibatch, even if this is a micro-batch. Losses are divided by it, so that the
             losses of the micro-batches add up to the minibatch's.
@@ -42,7 +42,7 @@ class Minibatch:
     """
 
     rollout: Rollout
-    estimates: Advantages
+    advantages: Advantages
     indices: Tensor
     size: MinibatchSize
     texts: TextBatch | None = None
@@ -51,7 +51,7 @@ class Minibatch:
     def of(
         cls,
         rollout: Rollout,
-        estimates: Advantages,
+        advantages: Advantages,
         indices: Tensor,
         *,
         max_actions: int,
@@ -61,7 +61,7 @@ class Minibatch:
 
         Args:
             rollout: All completions of the update, of all processes.
-            estimates: The completions' advantages and returns.
+            advantages: The completions' advantages and returns.
             indices: (b,) int64, the completions of the minibatch.
             max_actions: The maximum number of actions in a completion.
             texts: The texts for the PTX loss, of all processes; None without that loss.
@@ -71,12 +71,12 @@ class Minibatch:
         """
         # Count before the minibatch is split, because each micro-batch and process divides by the whole size.
         size = MinibatchSize(
-            actions=estimates.mask[indices].sum(),
+            actions=advantages.mask[indices].sum(),
             sequences=torch.tensor(len(indices), device=indices.device),
             max_actions=max_actions,
             text_tokens=None if texts is None else texts.mask.sum(),
         )
-        return cls(rollout.select(indices), estimates.select(indices), indices, size, texts)
+        return cls(rollout.select(indices), advantages.select(indices), indices, size, texts)
 
     def __len__(self) -> int:
         """Number of completions."""
@@ -95,7 +95,7 @@ class Minibatch:
         return replace(
             self,
             rollout=self.rollout.select(indices),
-            estimates=self.estimates.select(indices),
+            advantages=self.advantages.select(indices),
             indices=self.indices[indices],
             texts=texts,
         )

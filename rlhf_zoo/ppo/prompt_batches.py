@@ -22,7 +22,7 @@ class PromptReader(Trainer):
         """
         return local_index * self.args.world_size + self.args.process_index
 
-    def rows_from_batch(self, batch: Any, *, offset: int = 0) -> list[dict]:
+    def rows_from_batch(self, batch: Any, *, prompts_read: int = 0) -> list[dict]:
         """Converts the collator's batch to one mapping per prompt, with unpadded token ids.
 
         If the collator dropped the prompts' indices, prompts are numbered in the order in which a single process would
@@ -30,12 +30,12 @@ class PromptReader(Trainer):
 
         Args:
             batch: A list of rows, or a mapping of stacked columns.
-            offset: The number of prompts that all processes have already read in this step or evaluation.
+            prompts_read: The number of prompts that all processes have already read in this step or evaluation.
         """
         if not isinstance(batch, Mapping):
             return list(batch)
         rows = uncollate(batch, self.processing_class)
-        first = offset + self.args.process_index * len(rows)
+        first = prompts_read + self.args.process_index * len(rows)
         return [{PROMPT_INDEX: first + index} | row for index, row in enumerate(rows)]
 
     def count_without_filler(self, batch_size: int) -> int:
@@ -58,8 +58,8 @@ class PromptReader(Trainer):
         Args:
             loader: The batches.
         """
-        offset = 0
+        prompts_read = 0
         for batch in loader:
-            rows = self.rows_from_batch(batch, offset=offset)
-            offset += len(rows) * self.args.world_size
+            rows = self.rows_from_batch(batch, prompts_read=prompts_read)
+            prompts_read += len(rows) * self.args.world_size
             yield rows

@@ -21,10 +21,8 @@ class StepwiseTrainer(HeldOutTrainer):
     """Adds `generate` and `step` for a custom training loop. Its abstract methods are the phases that `step` needs."""
 
     @abstractmethod
-    def gather_rollouts(
-        self, rollout: Rollout, reward_scores: RewardScores, *, group_size: int = 1
-    ) -> tuple[Rollout, RewardScores]:
-        """Joins the rollouts of all processes. The `group_size` completions of a prompt stay together."""
+    def gather_rollouts(self, rollout: Rollout, reward_scores: RewardScores) -> tuple[Rollout, RewardScores]:
+        """Joins the rollouts of all processes. The completions of a prompt stay together."""
 
     @abstractmethod
     def ppo_update(self, model: nn.Module, rollout: Rollout, reward_scores: RewardScores) -> Tensor:

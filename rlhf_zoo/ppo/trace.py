@@ -236,12 +236,12 @@ def _action_columns(
 ) -> dict[str, Tensor]:
     """Computes rewards, values, δ and advantages of A actions, (1, A), like `compute_advantages` without whitening."""
     level, kl_in_reward = args.action_level, args.kl_in == "reward"
-    # If the KL is in the loss, β is 0 here. The KL is still computed, because `token_rewards` takes it.
+    # If the KL is in the loss, β is 0 below, and cancels the KL, whatever its estimator.
     kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if kl_in_reward else "k1")
-    kl = F.actions(kl, mask, level=level)
+    kl = F.sum_per_action(kl, mask, level=level)
     width = kl.shape[1]
     values, action_mask = values[:, :width], mask[:, :width]
-    token_scores = None if token_scores is None else F.actions(token_scores, mask, level=level)
+    token_scores = None if token_scores is None else F.sum_per_action(token_scores, mask, level=level)
     terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
     rewards = F.token_rewards(terminal_scores, kl, action_mask, kl_coef=kl_coef if kl_in_reward else 0.0)
     rewards = rewards if token_scores is None else rewards + token_scores
@@ -274,8 +274,8 @@ def _ratio_bounds(args: PPOConfig) -> tuple[float, float]:
 def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
     """Returns whether clipping sets the gradient of each action to 0, (1, A) bool."""
     _, is_clipped = F.clipped_policy_loss(
-        F.actions(logprobs, mask, level=args.action_level),
-        F.actions(old_logprobs, mask, level=args.action_level),
+        F.sum_per_action(logprobs, mask, level=args.action_level),
+        F.sum_per_action(old_logprobs, mask, level=args.action_level),
         advantages,
         cliprange=_cliprange(args),
         cliprange_high=args.cliprange_high,

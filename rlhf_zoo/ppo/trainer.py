@@ -50,8 +50,8 @@ from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
-#: The seed for PTX texts is the shuffle's seed, shifted left by this many bits. In a run with a positive `seed`, it
-#: equals no shuffle's seed.
+#: The seed for PTX texts is the shuffle's seed, shifted left by this many bits. Unless `seed` is 0, no update of the
+#: run shuffles with the same seed.
 TEXT_SEED_SHIFT = 12
 
 
@@ -97,9 +97,9 @@ class PPOTrainer(StepwiseTrainer):
         Returns:
             The loss, a scalar; 0 while prompts are being collected.
         """
-        batch = self.rows_from_batch(inputs, offset=sum(self._prompts_per_batch) * self.args.world_size)
-        # Trainer prefetches a step's batches, so in the last step of an epoch, accelerate reports the epoch's end for
-        # all of them. Only the last batch contains filler prompts.
+        batch = self.rows_from_batch(inputs, prompts_read=sum(self._prompts_per_batch) * self.args.world_size)
+        # Only the last batch of an epoch contains filler prompts. Trainer prefetches a step's batches, so accelerate
+        # reports the epoch's end for all of them, and `count_without_filler` would be wrong for the others.
         is_last_of_step = self.accelerator.sync_gradients
         prompt_count = self.count_without_filler(len(batch)) if is_last_of_step else len(batch)
         self._pending_prompts += batch[:prompt_count]
@@ -117,31 +117,24 @@ class PPOTrainer(StepwiseTrainer):
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
             with self.phases("reward"), wrap_reward_errors():
-                reward_scores = self.score(rollout, prompt_rows)
+                scores = replace(self.score(rollout, prompt_rows), group_size=self.args.num_generations)
             with self.phases("update"):
-                group_size = self.args.num_generations
-                rollout, reward_scores = self.gather_rollouts(rollout, reward_scores, group_size=group_size)
-                loss = self.ppo_update(model, rollout, replace(reward_scores, group_size=group_size))
+                loss = self.ppo_update(model, *self.gather_rollouts(rollout, scores))
         self.log_eval_samples()
         return loss
 
-    def gather_rollouts(
-        self, rollout: Rollout, reward_scores: RewardScores, *, group_size: int = 1
-    ) -> tuple[Rollout, RewardScores]:
+    def gather_rollouts(self, rollout: Rollout, reward_scores: RewardScores) -> tuple[Rollout, RewardScores]:
         """Joins the rollouts of all processes, in the order that a single process would produce.
 
         Args:
             rollout: The rollout of this process.
             reward_scores: The completions' scores.
-            group_size: The number of completions per prompt.
         """
         prompts_per_batch, self._prompts_per_batch = self._prompts_per_batch, []
         if self.args.world_size == 1:
             return rollout, reward_scores
         # A custom training loop has no batches of prompts: all its completions are one batch, and each is a group.
-        return gather_across_processes(
-            rollout, reward_scores, prompts_per_batch=prompts_per_batch or [len(rollout.samples)], group_size=group_size
-        )
+        return gather_across_processes(rollout, reward_scores, prompts_per_batch or [len(rollout.samples)])
 
     def ppo_update(self, model: nn.Module, rollout: Rollout, reward_scores: RewardScores) -> Tensor:
         """Makes the PPO update for a scored rollout: advantages, epochs, metrics, β.
@@ -168,17 +161,17 @@ class PPOTrainer(StepwiseTrainer):
         # Update the running statistics first, because `compute_advantages` centers and scales with them.
         moments = self.moments(reward_scores.total).tolist()
         self.running_scores = self.running_scores.update(moments)
-        estimates = self.compute_advantages(rollout, reward_scores)
+        advantages = self.compute_advantages(rollout, reward_scores)
         group_size = reward_scores.group_size
-        zero_variance = F.zero_variance_groups(estimates.shaped_scores, size=group_size)
+        zero_variance = F.zero_variance_groups(advantages.shaped_scores, size=group_size)
         if group_size > 1 and self.args.skip_equal_scores:
             indices = (~zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
             metrics = self.run_epochs_on_subset(model, rollout, reward_scores, indices)
         else:
-            metrics = self.run_epochs(model, rollout, estimates)
+            metrics = self.run_epochs(model, rollout, advantages)
         if group_size > 1:
             metrics["objective/equal_scores"] = self.mean(zero_variance.float())
-        self.record_metrics(rollout, estimates, metrics)
+        self.record_metrics(rollout, advantages, metrics)
         # Update β last, because the rewards of this rollout were computed with the old β.
         completion_count = int(moments[0])
         self.controller = self.controller.update(self.mean(rollout.kl), completion_count)
@@ -208,18 +201,21 @@ class PPOTrainer(StepwiseTrainer):
         """
         args, token_mask = self.args, rollout.mask
         shaped_scores = self.shape_scores(reward_scores, rollout.samples.ended)
-        # A held-out prompt has a single completion, so there is no other completion to compare it with.
+        # In an evaluation each prompt has a single completion, so there is no other to compare it with.
         centers_by_prompt = args.score_centering == "prompt" and reward_scores.group_size > 1
         scores = F.leave_one_out(shaped_scores, size=reward_scores.group_size) if centers_by_prompt else shaped_scores
         kl_in_reward = args.kl_in == "reward"
-        # If the KL is in the loss, β is 0 here. The KL is still computed, because `token_rewards` takes it.
+        # If the KL is in the loss, β is 0 here. `token_rewards` still takes a KL: k1, because `kl_penalty` lacks some
+        # estimators of the loss.
         beta = self.controller.kl_coef if kl_in_reward else 0.0
         estimator = args.kl_estimator if kl_in_reward else "k1"
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)
-        kl = F.actions(kl, token_mask, level=args.action_level)
+        kl = F.sum_per_action(kl, token_mask, level=args.action_level)
+        # If a completion is one action, its value is V before the first token.
         action_mask, values = token_mask[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
         token_scores = shape_token_scores(reward_scores, rollout.samples.ended, args, self.running_scores)
-        token_scores = None if token_scores is None else F.actions(token_scores, token_mask, level=args.action_level)
+        if token_scores is not None:
+            token_scores = F.sum_per_action(token_scores, token_mask, level=args.action_level)
         # The last token gets the rest of the score, so that a completion's rewards add up to its score.
         terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
         rewards = self.token_rewards(terminal_scores, kl, action_mask, kl_coef=beta)
@@ -230,9 +226,8 @@ class PPOTrainer(StepwiseTrainer):
         advantages, returns = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
         if args.whiten_advantages:
             advantages = F.whiten(advantages, action_mask, self.moments(advantages, action_mask))
-        return Advantages(
-            reward_scores, shaped_scores, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask
-        )
+        non_score = -beta * kl.sum(1)
+        return Advantages(reward_scores, shaped_scores, non_score, rewards, values, advantages, returns, action_mask)
 
     def token_rewards(self, terminal_scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
         """Computes r_t of each action, without the per-token rewards that reward functions return.
@@ -272,13 +267,13 @@ class PPOTrainer(StepwiseTrainer):
         subset_scores = reward_scores.select(indices, width=subset.mask.shape[1])
         return self.run_epochs(model, subset, self.compute_advantages(subset, subset_scores))
 
-    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
+    def run_epochs(self, model: nn.Module, rollout: Rollout, advantages: Advantages) -> dict[str, float]:
         """Makes all optimizer steps of an update: epochs × minibatches.
 
         Args:
             model: Policy and critic, wrapped for training.
             rollout: The rollout of all processes.
-            estimates: The rollout's advantages and returns.
+            advantages: The rollout's advantages and returns.
 
         Returns:
             Means of losses and other terms over all processes.
@@ -300,7 +295,7 @@ class PPOTrainer(StepwiseTrainer):
                 texts = None
                 if self.text_source is not None:
                     texts = self.text_source.draw(len(indices), text_generator, args.device)
-                batch = Minibatch.of(rollout, estimates, indices, max_actions=max_actions, texts=texts)
+                batch = Minibatch.of(rollout, advantages, indices, max_actions=max_actions, texts=texts)
                 self.train_on_minibatch(model, batch, metrics)
             approx_kl = metrics.end_epoch(self.sum_over_processes)
             # The factor 1.5 is from OpenAI's Spinning Up: KL may exceed the target, but not by much.
@@ -332,7 +327,8 @@ class PPOTrainer(StepwiseTrainer):
             if self.args.world_size > 1:
                 self.accumulate(model, batch, micro_batches, metrics)
                 break
-            if try_or_free_memory(self.accumulate, model, batch, micro_batches, metrics) is not None:
+            is_out_of_memory = try_or_free_memory(self.accumulate, model, batch, micro_batches, metrics) is None
+            if not is_out_of_memory:
                 break
             if max(map(len, micro_batches)) == 1:
                 raise row_too_large_error()
@@ -367,7 +363,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             max_tokens=self.max_tokens_per_micro_batch,
-            # With the CPU's default for float32, keep the order of sums of earlier versions, for bitwise equal results.
+            # At the default limit of a CPU in float32, keep the splits of earlier versions, for bitwise equal results.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process_index=args.process_index,
@@ -433,12 +429,13 @@ class PPOTrainer(StepwiseTrainer):
             policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.is_critic_warmup else None,
         )
         loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.is_critic_warmup)
-        text_tokens = batch.size.text_tokens
-        if texts is not None and output.text_logprobs is not None and text_tokens is not None:
+        text_token_count = batch.size.text_tokens
+        if texts is not None and output.text_logprobs is not None and text_token_count is not None:
             metrics.add_texts(-output.text_logprobs, texts.mask)
             if not self.is_critic_warmup:
-                loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, token_count=text_tokens)
-        metrics.add_terms(terms, samples.mask, batch.estimates.mask)
+                ptx_loss = F.aggregate(-output.text_logprobs, texts.mask, token_count=text_token_count)
+                loss = loss + args.ptx_coef * ptx_loss
+        metrics.add_terms(terms, samples.mask, batch.advantages.mask)
         return loss
 
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:

@@ -156,7 +156,7 @@ def kl_loss_gradient(logprobs: ArrayLike, old_logprobs: ArrayLike, ref_logprobs:
     return _per_token(action_gradient, logprobs, old_logprobs, ref_logprobs)
 
 
-def actions(x: ArrayLike, mask: ArrayLike, *, level: str) -> Array:
+def sum_per_action(x: ArrayLike, mask: ArrayLike, *, level: str) -> Array:
     """Ahmadian et al. (arXiv:2402.14740): log π(y|x) = Σ_t log π(y_t | x, y_<t), the completion one action."""
     array = np.asarray(x, dtype=np.float64)
     if level == "token":

@@ -171,8 +171,8 @@ def test_ratio_within_float32_is_not_bounded() -> None:
 def test_actions() -> None:
     x = f64([[1.0, 2.0, NAN], [4.0, NAN, NAN], [1.0, -2.0, 4.0]])
     mask = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
-    assert_close(functional.actions(x, mask, level="sequence"), [[3.0], [4.0], [3.0]])
-    assert_close(functional.actions(x, mask, level="token")[mask], [1.0, 2.0, 4.0, 1.0, -2.0, 4.0])
+    assert_close(functional.sum_per_action(x, mask, level="sequence"), [[3.0], [4.0], [3.0]])
+    assert_close(functional.sum_per_action(x, mask, level="token")[mask], [1.0, 2.0, 4.0, 1.0, -2.0, 4.0])
 
 
 def test_last_token() -> None:
@@ -255,7 +255,7 @@ def test_gae_ignores_gamma_and_lambda_when_completion_is_one_action() -> None:
     # Row 1: 10 − 0.1·(0.5 − 1 + 2) = 9.85, less V = 4; row 2: 20 − 0.1·4 = 19.6, less −1. No γ, no λ can matter.
     kl = f64([[0.5, -1.0, 2.0], [1.0, 3.0, NAN]])
     mask, single_action = torch.tensor([[True, True, True], [True, True, False]]), torch.tensor([[True], [True]])
-    total = functional.actions(kl, mask, level="sequence")
+    total = functional.sum_per_action(kl, mask, level="sequence")
     rewards = functional.token_rewards(f64([10.0, 20.0]), total, single_action, kl_coef=0.1)
     assert_close(rewards, [[9.85], [19.6]])
     advantages, returns = functional.gae(rewards, f64([[4.0], [-1.0]]), single_action, gamma=0.5, lam=0.25)
@@ -380,7 +380,7 @@ def test_unknown_option_name_raises_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="mean_minus_variance"):
         functional.ensemble_scores(x, how=name)
     with pytest.raises(ValueError, match="unknown action level"):
-        functional.actions(x, mask, level=name)
+        functional.sum_per_action(x, mask, level=name)
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def _logprobs(world: World, logits: Tensor, tokens: Tensor, level: str) -> tuple
     """log π, log π_old and log π_ref of each action."""
     states, mask = torch.tensor(world.states(tokens.cpu().numpy())), torch.ones_like(tokens, dtype=torch.bool)
     all_logits = (logits, torch.tensor(world.old), torch.tensor(world.ref))
-    new, old, ref = (F.actions(F.selected_logprobs(x[states], tokens), mask, level=level) for x in all_logits)
+    new, old, ref = (F.sum_per_action(F.selected_logprobs(x[states], tokens), mask, level=level) for x in all_logits)
     return new, old, ref
 
 

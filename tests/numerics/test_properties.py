@@ -90,7 +90,7 @@ PER_TOKEN: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
 }
 REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "terminal_remainder": lambda x: (functional.terminal_remainder(x.row, x.a, x.mask),),
-    "actions": lambda x: (functional.actions(x.a, x.mask, level="sequence"),),
+    "sum_per_action": lambda x: (functional.sum_per_action(x.a, x.mask, level="sequence"),),
     "last_token": lambda x: (functional.last_token(x.mask),),
     "masked_mean": lambda x: (functional.masked_mean(x.a, x.mask),),
     "masked_moments": lambda x: (functional.masked_moments(x.a, x.mask),),
@@ -135,7 +135,7 @@ def test_gradient_is_zero_outside_mask(batch: Batch, garbage: float) -> None:
         assert_close(gradient(_aggregate(x, batch.mask, mode), x), expected)
     x = batch.fill_padding(garbage).a.requires_grad_()
     assert_close(gradient(functional.masked_mean(x, batch.mask), x), weights["token-mean"])
-    assert_close(gradient(functional.actions(x, batch.mask, level="sequence"), x), mask)
+    assert_close(gradient(functional.sum_per_action(x, batch.mask, level="sequence"), x), mask)
 
 
 @PROPERTY

@@ -103,7 +103,7 @@ def _kl_loss(draw: Draw, estimator: str) -> tuple[Any, Any]:
 
 def _token_actions(draw: Draw) -> tuple[Any, Any]:
     x, mask = draw.normal(), draw.mask()
-    actual, expected = evaluate_both("actions", x, mask, level="token")
+    actual, expected = evaluate_both("sum_per_action", x, mask, level="token")
     return actual[mask], expected[mask.cpu().numpy()]
 
 
@@ -131,7 +131,7 @@ def _policy_loss(**clips: float) -> Case:
 def _sequence_policy_loss(draw: Draw) -> tuple[Any, Any]:
     # Sums log-ratios: sums of 53 log-probabilities would cancel, which leaves a rounding of their size.
     (logprobs, old), mask, advantages = draw.logprobs(), draw.mask(), draw.normal(draw.shape[0], 1)
-    log_ratio = functional.actions(logprobs - old, mask, level="sequence")
+    log_ratio = functional.sum_per_action(logprobs - old, mask, level="sequence")
     ours = functional.clipped_policy_loss(log_ratio, torch.zeros_like(log_ratio), advantages, cliprange=0.5)
     ratio = np.log(reference.sequence_ratio(logprobs, old, mask))
     return ours, reference.clipped_policy_loss(ratio, np.zeros_like(ratio), advantages, cliprange=0.5)
@@ -177,8 +177,10 @@ CASES: dict[str, Case] = {
     },
     "exact_kl": lambda draw: evaluate_both("exact_kl", _logits(draw), _logits(draw)),
     **{f"kl_loss/{k}": lambda draw, k=k: _kl_loss(draw, k) for k in functional.LOSS_KL_ESTIMATORS if k != "full"},
-    "actions/token": _token_actions,
-    "actions/sequence": lambda draw: evaluate_both("actions", draw.normal(), draw.mask(), level="sequence"),
+    "sum_per_action/token": _token_actions,
+    "sum_per_action/sequence": lambda draw: evaluate_both(
+        "sum_per_action", draw.normal(), draw.mask(), level="sequence"
+    ),
     **{f"importance_weights/{level}": _importance_weights(level) for level in ("token", "sequence")},
     "last_token": lambda draw: evaluate_both("last_token", draw.mask()),
     **{

@@ -307,14 +307,14 @@ class Replay(PPOTrainer):
         assert [row[PROMPT_TOKENS] for row in rows] == prompts
         return self.make_rollout(samples, recompute_logprobs=True)
 
-    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
+    def run_epochs(self, model: nn.Module, rollout: Rollout, advantages: Advantages) -> dict[str, Tensor]:
         self.updating = True
-        progress = super().run_epochs(model, rollout, estimates)
+        progress = super().run_epochs(model, rollout, advantages)
         self.updating = False
         layout = FACTS["layout"]
         models = {"policy": self.policy, "value_model": self.value_model}
         weights = {name: flatten(part, layout[name]) for name, part in models.items()}
-        self.results.append((rollout, estimates, progress, weights))
+        self.results.append((rollout, advantages, progress, weights))
         return progress
 
 
@@ -360,13 +360,13 @@ def test_trainer_reproduces_trls_updates(
     trainer = replay_run(tmp_path, monkeypatch, case, **options)
     ours = [row for row in trainer.state.log_history if "loss" in row]
     changes = []
-    for index, (rollout, estimates, progress, weights) in enumerate(trainer.results):
+    for index, (rollout, advantages, progress, weights) in enumerate(trainer.results):
         update = Update(case, index)
         for name in ("logprobs", "ref_logprobs", "values"):
             assert_near(getattr(rollout, name), update[name], name)
-        assert_near(estimates.shaped_scores, update["scores"], "scores")
+        assert_near(advantages.shaped_scores, update["scores"], "scores")
         for name in ("rewards", "advantages", "returns"):
-            assert_near(getattr(estimates, name), update[name], name)
+            assert_near(getattr(advantages, name), update[name], name)
         logged = progress | ours[index]
         for name, trls in {
             "loss/policy": "loss/policy_avg", "loss/value": "loss/value_avg", "policy/clipfrac": "policy/clipfrac_avg",

@@ -272,9 +272,9 @@ def test_eos_anywhere_avoids_missing_eos_penalty(tmp_path: Path, stops: dict[str
 
     class Watched(PPOTrainer):
         def compute_advantages(self, rollout: Any, reward_scores: Any) -> Any:
-            estimates = super().compute_advantages(rollout, reward_scores)
-            seen.append((rollout.samples, reward_scores.total - estimates.shaped_scores))
-            return estimates
+            advantages = super().compute_advantages(rollout, reward_scores)
+            seen.append((rollout.samples, reward_scores.total - advantages.shaped_scores))
+            return advantages
 
     trainer = make_trl_trainer(tmp_path, missing_eos_penalty=2.0, num_mini_batches=1, **stops)
     trainer.__class__ = Watched

@@ -46,10 +46,10 @@ def minibatch_near_policy(model: PreTrainedModel, samples: Samples) -> Minibatch
     samples = Samples(**{**vars(samples), "logprobs": near(now)})
     rollout = Rollout(samples, near(now), nothing, engine_logprobs=near(now))
     reward_scores = RewardScores(total=each, per_reward=each.unsqueeze(1))
-    estimates = Advantages(reward_scores, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
+    advantages = Advantages(reward_scores, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
     # The minibatch is twice what is here.
     size = MinibatchSize(2 * samples.mask.sum(), torch.tensor(6), 10)
-    return Minibatch(rollout, estimates, torch.arange(len(samples)), size)
+    return Minibatch(rollout, advantages, torch.arange(len(samples)), size)
 
 
 def both_ways(
@@ -150,10 +150,10 @@ def test_micro_batch_loss_reuses_loss_of_forward_pass(monkeypatch: pytest.Monkey
 def test_micro_batch_keeps_minibatch_size_and_rollout_rows() -> None:
     update = minibatch_near_policy(make_policy(), some())
     rows = torch.tensor([2, 0])
-    whole = Minibatch.of(update.rollout, update.estimates, rows, max_actions=10)
-    assert whole.size.actions == update.estimates.mask[rows].sum() and whole.size.sequences == len(whole) == 2
+    whole = Minibatch.of(update.rollout, update.advantages, rows, max_actions=10)
+    assert whole.size.actions == update.advantages.mask[rows].sum() and whole.size.sequences == len(whole) == 2
     part = whole.micro_batch(torch.tensor([1]))
     assert part.size is whole.size and part.indices.tolist() == [0] and len(part) == 1
     length = int(update.rollout.mask[0].sum())
     assert torch.equal(part.rollout.logprobs, update.rollout.logprobs[:1, :length])
-    assert torch.equal(part.estimates.advantages, update.estimates.advantages[:1, :length])
+    assert torch.equal(part.advantages.advantages, update.advantages.advantages[:1, :length])

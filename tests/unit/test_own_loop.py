@@ -33,12 +33,12 @@ def replayed(directory: Path, run: Spy, **options: Any) -> tuple[PPOTrainer, lis
     """The completions and scores of a run of `train`, given to `step`: the trainer, its metrics, its learning rates."""
     trainer = make_trainer(directory, **options)
     metrics, rates = [], []
-    for rollout, estimates, _ in run.updates:
+    for rollout, advantages, _ in run.updates:
         prompts, responses = zip(*rows_of(rollout), strict=True)
         trainer.prepare_loop()
         assert trainer.optimizer is not None
         rates.append(trainer.optimizer.param_groups[0]["lr"])
-        metrics.append(trainer.step(prompts, [torch.tensor(ids) for ids in responses], estimates.reward_scores.total))
+        metrics.append(trainer.step(prompts, [torch.tensor(ids) for ids in responses], advantages.reward_scores.total))
     return trainer, metrics, rates
 
 

@@ -158,13 +158,13 @@ def test_kl_in_the_loss_is_weighed_by_beta_and_in_no_reward(tmp_path: Path) -> N
     )  # fmt: skip
     trainer.controller = KLController(0.6)
     trainer.train()
-    (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)
+    (rollout, advantages, _), [metrics] = trainer.updates[0], updates_of(trainer)
     assert metrics["loss"] == pytest.approx(0.6 * metrics["loss/kl"], rel=1e-5)
     assert distance(snapshot(trainer), trainer.before, "policy") > 1e-3
     k1 = (rollout.logprobs - rollout.ref_logprobs)[rollout.mask]
     assert metrics["objective/kl"] == pytest.approx(float(k1.sum()) / 8, rel=1e-5)
     assert metrics["loss/kl"] == pytest.approx(float((torch.exp(-k1) - 1 + k1).mean()), rel=1e-4)
-    assert not estimates.rewards.any() and metrics["objective/non_score_reward"] == 0
+    assert not advantages.rewards.any() and metrics["objective/non_score_reward"] == 0
 
 
 @pytest.mark.parametrize(("centering", "scaling"), [("running", "running"), ("running", "none"), ("none", "running")])
@@ -174,12 +174,12 @@ def test_running_statistics_are_of_all_scores_so_far(tmp_path: Path, centering: 
         train_dataset=prompt_rows(13),
     )  # fmt: skip
     so_far: list[float] = []
-    for (rollout, estimates, _), metrics in zip(trainer.updates, updates_of(trainer), strict=True):
+    for (rollout, advantages, _), metrics in zip(trainer.updates, updates_of(trainer), strict=True):
         lengths = count(rollout.samples.completion_id_lists())
         so_far += lengths
         mean, std = statistics.fmean(so_far), statistics.stdev(so_far)
         shift, scale = mean if centering == "running" else 0.0, std if scaling == "running" else 1.0
-        assert estimates.shaped_scores.tolist() == pytest.approx(
+        assert advantages.shaped_scores.tolist() == pytest.approx(
             [(n - shift) / scale for n in lengths], rel=1e-5, abs=1e-6
         )
         assert metrics["objective/score"] == statistics.fmean(lengths)
@@ -195,9 +195,9 @@ def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions
     )  # fmt: skip
     held_out = trainer.evaluate()
     assert held_out["eval_objective/score"] > 0, "a batch of one completion a prompt, of a size that 3 does not divide"
-    (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)[:1]
+    (rollout, advantages, _), [metrics] = trainer.updates[0], updates_of(trainer)[:1]
     lengths = count(rollout.samples.completion_id_lists())
-    assert len(set(lengths)) > 1 and estimates.shaped_scores.tolist() == lengths, "metrics keep the score itself"
+    assert len(set(lengths)) > 1 and advantages.shaped_scores.tolist() == lengths, "metrics keep the score itself"
     assert metrics["objective/score"] == metrics["objective/shaped_score"] == pytest.approx(statistics.fmean(lengths))
     baselines = [
         statistics.fmean(lengths[start:index] + lengths[index + 1 : start + 3])
@@ -205,8 +205,8 @@ def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions
         for start in [index - index % 3]
     ]
     centered = [score - baseline for score, baseline in zip(lengths, baselines, strict=True)]
-    assert estimates.rewards.sum(1).tolist() == pytest.approx(centered, abs=1e-5)
-    returns = estimates.returns[:, 0].tolist()
+    assert advantages.rewards.sum(1).tolist() == pytest.approx(centered, abs=1e-5)
+    returns = advantages.returns[:, 0].tolist()
     assert returns == pytest.approx(centered, abs=1e-4), "with γ = λ = 1 the first return is the whole reward"
 
 
@@ -280,12 +280,12 @@ def test_a_whole_completion_as_one_action(tmp_path: Path) -> None:
         tmp_path, action_level="sequence", reward_model=make_reward_model(), ref_model=make_policy(seed=5),
         kl_coef=0.2, max_steps=1,
     )  # fmt: skip
-    rollout, estimates, _ = trainer.updates[0]
-    returns, first = estimates.shaped_scores - 0.2 * rollout.kl, rollout.values[:, 0]
+    rollout, advantages, _ = trainer.updates[0]
+    returns, first = advantages.shaped_scores - 0.2 * rollout.kl, rollout.values[:, 0]
     gains = returns - first
-    assert estimates.returns.shape == estimates.advantages.shape == (8, 1)
-    torch.testing.assert_close(estimates.returns[:, 0], returns)
-    torch.testing.assert_close(estimates.advantages[:, 0], (gains - gains.mean()) / gains.std(), atol=1e-5, rtol=1e-5)
+    assert advantages.returns.shape == advantages.advantages.shape == (8, 1)
+    torch.testing.assert_close(advantages.returns[:, 0], returns)
+    torch.testing.assert_close(advantages.advantages[:, 0], (gains - gains.mean()) / gains.std(), atol=1e-5, rtol=1e-5)
     [metrics] = updates_of(trainer)
     assert metrics["critic/value"] == pytest.approx(float(first.mean()), abs=1e-5)
     assert metrics["objective/rlhf_reward"] == pytest.approx(float(returns.mean()), abs=1e-5)

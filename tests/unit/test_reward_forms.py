@@ -114,18 +114,18 @@ def test_per_token_rewards_reach_returns(tmp_path: Path) -> None:
         tmp_path, reward_funcs=[each, good], reward_weights=[2.0, 1.0], missing_eos_penalty=3.0,
         score_centering="running", score_scaling="running", response_length=6, **PLAIN,
     )  # fmt: skip
-    [(rollout, estimates, _)] = trainer.updates
+    [(rollout, advantages, _)] = trainer.updates
     [metrics] = updates_of(trainer)
-    totals, std = estimates.reward_scores.total, float(estimates.reward_scores.total.std())
+    totals, std = advantages.reward_scores.total, float(advantages.reward_scores.total.std())
     assert not rollout.samples.ended.all()
     for row, tokens in enumerate(rollout.samples.completion_id_lists()):
         dense = torch.tensor([0.5 * (place + 1) / std for place in range(len(tokens))])
         shaped = float((totals[row] - totals.mean()) / std) - 3.0 * (not rollout.samples.ended[row])
         expected = dense.clone()
         expected[-1] += shaped - dense.sum()
-        torch.testing.assert_close(estimates.rewards[row, : len(tokens)], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(advantages.rewards[row, : len(tokens)], expected, atol=1e-5, rtol=1e-5)
     assert metrics["objective/score"] == pytest.approx(float(totals.mean()), rel=1e-6)
-    assert metrics["rewards/each"] == pytest.approx(float(estimates.reward_scores.per_reward[:, 0].mean()), rel=1e-6)
+    assert metrics["rewards/each"] == pytest.approx(float(advantages.reward_scores.per_reward[:, 0].mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -146,10 +146,10 @@ def test_missing_eos_score_replaces_per_token_rewards(tmp_path: Path) -> None:
         return [[1.0] * len(ids) for ids in completion_ids]
 
     trainer = trained(tmp_path, reward_funcs=each, missing_eos_score=-1.0, response_length=5, **PLAIN)
-    [(rollout, estimates, _)] = trainer.updates
+    [(rollout, advantages, _)] = trainer.updates
     for row, (ids, ended) in enumerate(zip(rollout.samples.completion_id_lists(), rollout.samples.ended, strict=True)):
         expected = [1.0] * len(ids) if ended else [0.0] * (len(ids) - 1) + [-1.0]
-        assert estimates.rewards[row, : len(ids)].tolist() == expected
+        assert advantages.rewards[row, : len(ids)].tolist() == expected
 
 
 # One label of a classifier
@@ -390,9 +390,9 @@ def test_prompts_with_equal_scores_are_counted_and_skipped(tmp_path: Path) -> No
     logs = [updates_of(run)[0] for run in (with_all, without)]
     assert [log["objective/equal_scores"] for log in logs] == [0.5, 0.5]
     assert logs[0]["objective/score"] == logs[1]["objective/score"] and logs[0]["episodes"] == logs[1]["episodes"] == 8
-    (rollout, estimates, _), (whole, _, _) = without.updates[0], with_all.updates[0]
-    assert len(rollout.samples) == len(estimates.shaped_scores) == 4 and len(whole.samples) == 8
-    assert estimates.advantages[estimates.mask].mean().abs() < 1e-5, "whitened over what is left"
+    (rollout, advantages, _), (whole, _, _) = without.updates[0], with_all.updates[0]
+    assert len(rollout.samples) == len(advantages.shaped_scores) == 4 and len(whole.samples) == 8
+    assert advantages.advantages[advantages.mask].mean().abs() < 1e-5, "whitened over what is left"
     assert snapshot(with_all)["policy.lm_head.weight"].ne(snapshot(without)["policy.lm_head.weight"]).any()
 
 

@@ -51,14 +51,14 @@ def test_logged_completions_are_printed_and_saved(tmp_path: Path, capsys: pytest
     )  # fmt: skip
     folder = tmp_path / "completions" / "completions"
     assert sorted(path.name for path in folder.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
-    for step, (rollout, estimates, _) in enumerate(trainer.updates, start=1):
+    for step, (rollout, advantages, _) in enumerate(trainer.updates, start=1):
         said = trainer.processing_class.batch_decode(rollout.samples.completion_id_lists(), skip_special_tokens=True)
         asked = [trainer.processing_class.decode(prompt) for prompt, _ in rows_of(rollout)]
         assert asked == [f"{prompt};:" for prompt in heard[8 * step - 8 : 8 * step]]
         wanted = [
             {
                 "prompt": asked[row].removesuffix(";:"), "completion": said[row],
-                "score": estimates.reward_scores.total[row].item(), "kl": rollout.kl[row].item(),
+                "score": advantages.reward_scores.total[row].item(), "kl": rollout.kl[row].item(),
                 "ended": rollout.samples.ended[row].item(), "first": said[row][:1],
             }
             for row in range(3)

@@ -106,20 +106,20 @@ def test_trace_equals_trainer_and_definitions(tmp_path: Path, name: str) -> None
         )  # fmt: skip
         ids = [token.token_id for token in result.tokens]
         rollout = trainer.make_rollout(samples_from_user([PROMPT], [ids], trainer), recompute_logprobs=True)
-        estimates = trainer.compute_advantages(
+        advantages = trainer.compute_advantages(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
         )
         ratios = (rollout.logprobs - token_logprobs(old, rollout.samples, temperature=1.3)).exp()
         k1 = rollout.logprobs - rollout.ref_logprobs
         for figure, tensor in (
             ("logprob", rollout.logprobs), ("ref_logprob", rollout.ref_logprobs), ("kl", k1), ("ratio", ratios),
-            ("reward", estimates.rewards), ("value", estimates.values), ("advantage", estimates.advantages),
+            ("reward", advantages.rewards), ("value", advantages.values), ("advantage", advantages.advantages),
         ):  # fmt: skip
             told, width = [getattr(token, figure) for token in result.tokens], tensor.shape[1]
             assert told[:-width] == [None] * (len(told) - width)
             assert told[-width:] == pytest.approx(tensor[0].tolist(), **CLOSE), figure
-        assert result.shaped_score == pytest.approx(float(estimates.shaped_scores[0]), **CLOSE)
-        assert result.score == pytest.approx(float(estimates.reward_scores.total[0]), **CLOSE)
+        assert result.shaped_score == pytest.approx(float(advantages.shaped_scores[0]), **CLOSE)
+        assert result.score == pytest.approx(float(advantages.reward_scores.total[0]), **CLOSE)
         assert result.score == pytest.approx(result.scores["reward_model"] + 0.5 * result.scores["begins"], **CLOSE)
         assert result.kl == pytest.approx(float(k1.sum()), **CLOSE)
         assert result.ratio == pytest.approx(float(ratios.prod()), **CLOSE)

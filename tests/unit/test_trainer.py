@@ -171,7 +171,7 @@ def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None
         tmp_path, reward_funcs=[length, sometimes], reward_weights=[0.5, 2.0], max_steps=1,
         train_dataset=prompt_rows(8, topic=list(range(8))),
     )  # fmt: skip
-    [call], (rollout, estimates, _) = calls, trainer.updates[0]
+    [call], (rollout, advantages, _) = calls, trainer.updates[0]
     assert call.keys() == {
         "prompts", "completions", "ids", "topic", "trainer_state", "log_extra", "log_metric",
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_reward_functions_get_grpo_arguments_and_weights(tmp_path: Path) -> None
     expected = [
         0.5 * len(ids) + (0.0 if t % 2 else 20.0) for ids, t in zip(call["ids"], call["topic"], strict=True)
     ]  # fmt: skip
-    assert estimates.reward_scores.total.tolist() == pytest.approx(expected)
+    assert advantages.reward_scores.total.tolist() == pytest.approx(expected)
     [metrics] = updates_of(trainer)
     assert metrics["rewards/sometimes"] == 10 and metrics["rewards/length"] == metrics["completions/length"]
 
@@ -190,7 +190,7 @@ def test_reward_model_of_another_tokenizer_scores_text_without_critic(tmp_path: 
     other = make_tokenizer(LETTERS[::-1])
     model = make_reward_model(other, hidden_size=16)
     trainer = trained(tmp_path, reward_model=model, reward_processing_class=other, max_steps=1)
-    rollout, estimates, _ = trainer.updates[0]
+    rollout, advantages, _ = trainer.updates[0]
     assert not trainer.rewards.models[0].shares_ids and rollout.samples.ended.any()
     raw = []
     for (prompt, completion), ended in zip(rows_of(rollout), rollout.samples.ended.tolist(), strict=True):
@@ -198,7 +198,7 @@ def test_reward_model_of_another_tokenizer_scores_text_without_critic(tmp_path: 
         ids = other(text)["input_ids"] + ([EOS] if ended else [])
         with torch.no_grad():
             raw.append(float(model(input_ids=torch.tensor([ids])).logits[0, 0]))
-    assert estimates.reward_scores.total.tolist() == pytest.approx([(s - 0.3) / 0.5 for s in raw], abs=1e-5)
+    assert advantages.reward_scores.total.tolist() == pytest.approx([(s - 0.3) / 0.5 for s in raw], abs=1e-5)
     assert trainer.value_model.config.hidden_size == 32
     embedding = trainer.before["critic.model.embed_tokens.weight"]
     assert torch.equal(embedding, trainer.before["policy.model.embed_tokens.weight"])
@@ -229,13 +229,13 @@ def test_whitening_keeps_reward_mean_and_k3_is_charged_but_k1_reported(tmp_path:
         )
         for white in (False, True)
     )
-    rollout, estimates, _ = plain.updates[0]
+    rollout, advantages, _ = plain.updates[0]
     one, two = updates_of(plain)[0], updates_of(white)[0]
     k1 = (rollout.logprobs - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).double()
     k3 = (torch.exp(-k1) - 1 + k1).sum(1)
     assert one["objective/kl"] == pytest.approx(float(k1.sum(1).mean()), rel=1e-5)
     assert one["objective/non_score_reward"] == pytest.approx(float(-0.3 * k3.mean()), rel=1e-5)
-    assert (estimates.rewards.sum(1).double() - estimates.shaped_scores + 0.3 * k3).abs().max() < 1e-5
+    assert (advantages.rewards.sum(1).double() - advantages.shaped_scores + 0.3 * k3).abs().max() < 1e-5
     raw, scaled = (t.updates[0][1].rewards[rollout.mask].double() for t in (plain, white))
     expected = (raw - raw.mean()) / raw.std() + raw.mean()
     assert (scaled - expected).abs().max() < 1e-5 and scaled.std() == pytest.approx(1, abs=1e-4)
@@ -274,8 +274,8 @@ def test_adaptive_beta_follows_reported_kl(tmp_path: Path) -> None:
     assert 0.001 < abs(first) < 0.2
     betas = [0.05, 0.05 * (1 + first / 2), 0.05 * (1 + first / 2) * (1 + second / 2)]
     assert [row["kl_coef"] for row in updates_of(moved)] == pytest.approx(betas)
-    for (rollout, estimates, _), beta in zip(moved.updates, betas, strict=True):
-        charged = (estimates.rewards.sum(1) - estimates.shaped_scores) / rollout.kl
+    for (rollout, advantages, _), beta in zip(moved.updates, betas, strict=True):
+        charged = (advantages.rewards.sum(1) - advantages.shaped_scores) / rollout.kl
         assert charged.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
 
 

@@ -77,9 +77,9 @@ def test_sampled_pad_token_does_not_end_completion(tmp_path: Path) -> None:
         reward_funcs=lambda completions, **_: [3.0] * len(completions),
     )  # fmt: skip
     trainer.train()
-    [(rollout, estimates, _)] = trainer.updates
+    [(rollout, advantages, _)] = trainer.updates
     pads = rollout.samples.completion_ids[:, :-1] == PAD
     assert pads.any() and rollout.mask.all() and not rollout.samples.ended.any()
     assert (rollout.logprobs < 0).all()
-    assert estimates.rewards[:, -1].tolist() == [2.0] * 8 and not estimates.rewards[:, :-1].any()
-    assert (estimates.advantages != 0).all()
+    assert advantages.rewards[:, -1].tolist() == [2.0] * 8 and not advantages.rewards[:, :-1].any()
+    assert (advantages.advantages != 0).all()

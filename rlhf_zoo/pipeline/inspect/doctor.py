@@ -471,7 +471,7 @@ def _check_reward_sums(
     trainer: PPOTrainer, trial: tuple[list[dict], Rollout], reward_scores: RewardScores
 ) -> tuple[None, str]:
     _, rollout = trial
-    estimates: Advantages = trainer.compute_advantages(rollout, reward_scores)
+    advantages: Advantages = trainer.compute_advantages(rollout, reward_scores)
     args = trainer.args
     if args.whiten_rewards:
         return None, "not checked: whitened rewards do not sum to score − β·ΣKL"
@@ -480,7 +480,7 @@ def _check_reward_sums(
     else:
         beta, estimator = 0.0, "k1"  # β = 0 cancels the KL, whatever its estimator
     kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~rollout.mask, 0)
-    kl = F.actions(kl, rollout.mask, level=args.action_level)
-    check_rewards(estimates.rewards, estimates.shaped_scores, kl, estimates.mask, kl_coef=beta)
-    difference = (estimates.rewards.sum(1) - (estimates.shaped_scores - beta * kl.sum(1))).abs().max()
+    kl = F.sum_per_action(kl, rollout.mask, level=args.action_level)
+    check_rewards(advantages.rewards, advantages.shaped_scores, kl, advantages.mask, kl_coef=beta)
+    difference = (advantages.rewards.sum(1) - (advantages.shaped_scores - beta * kl.sum(1))).abs().max()
     return None, f"Σr = score − β·ΣKL within {float(difference):.1g}, β = {beta:g}"

@@ -30,20 +30,20 @@ class ClassicLoop(ZooPPOTrainer):
     needs_own_pad = False
     statistics: Mapping[str, Any] = {}
 
-    def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
+    def record_metrics(self, rollout: Rollout, advantages: Advantages, loss_metrics: Mapping[str, float]) -> None:
         """Also computes TRL's statistics of this update: means over completions or tokens of all processes.
 
         Args:
             rollout: The rollout of all processes.
-            estimates: The rollout's rewards and advantages.
+            advantages: The rollout's rewards and advantages.
             loss_metrics: Means of the update's losses and their terms.
         """
-        super().record_metrics(rollout, estimates, loss_metrics)
-        token_mask, action_mask = rollout.mask, estimates.mask
-        error = (estimates.values - estimates.returns).square()
-        return_mean, return_std = self.mean_and_std(estimates.returns, action_mask)
-        value_mean, value_std = self.mean_and_std(estimates.values, action_mask)
-        score_mean, score_std = self.mean_and_std(estimates.shaped_scores)
+        super().record_metrics(rollout, advantages, loss_metrics)
+        token_mask, action_mask = rollout.mask, advantages.mask
+        error = (advantages.values - advantages.returns).square()
+        return_mean, return_std = self.mean_and_std(advantages.returns, action_mask)
+        value_mean, value_std = self.mean_and_std(advantages.values, action_mask)
+        score_mean, score_std = self.mean_and_std(advantages.shaped_scores)
         length_statistics = {
             "queries": self.mean_and_std(rollout.samples.prompt_mask.sum(1).float()),
             "responses": self.mean_and_std(token_mask.sum(1).float()),
@@ -54,7 +54,7 @@ class ClassicLoop(ZooPPOTrainer):
             "objective/kl_dist": rollout.kl.tolist(),
             # TRL 0.x reports −Σ log π of the sampled tokens here, and the exact entropy as ppo/policy/entropy.
             "objective/entropy": self.mean(-rollout.logprobs.masked_fill(~token_mask, 0).sum(1)),
-            "ppo/mean_non_score_reward": self.mean(estimates.non_score) / length_statistics["responses"][0],
+            "ppo/mean_non_score_reward": self.mean(advantages.non_score) / length_statistics["responses"][0],
             "ppo/mean_scores": score_mean,
             "ppo/std_scores": score_std,
             "ppo/returns/mean": return_mean,
