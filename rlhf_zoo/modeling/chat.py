@@ -99,7 +99,7 @@ def _answer_prefix(prompt: Prompt) -> str:
     return _message_text(prompt[-1]) if has_answer_prefix(prompt) else ""
 
 
-def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
+def tokenize_for_reward(text_or_turns: Prompt, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
     """Tokenizes a prompt with its completion, for a reward model.
 
     A reward model that this package trained reads a conversation as PPO samples it: the rendered prompt, the completion
@@ -107,7 +107,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
     `plain_text` without system turns if it has no template.
 
     Args:
-        text: A text, or a conversation with its answer.
+        text_or_turns: A text, or a conversation with its answer.
         tokenizer: The reward model's tokenizer.
         ended: Whether the completion ended by itself instead of at the length limit.
 
@@ -117,16 +117,17 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
     Raises:
         ZooError: The template refuses the conversation.
     """
-    if not isinstance(text, str) and tokenizer.chat_template is None:
+    if not isinstance(text_or_turns, str) and tokenizer.chat_template is None:
         # Such a model was trained on texts alone, and would read system turns as noise.
-        text = plain_text([turn for turn in text if turn.get("role") != "system"])
-    if isinstance(text, str):
-        ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
+        text_or_turns = plain_text([turn for turn in text_or_turns if turn.get("role") != "system"])
+    if isinstance(text_or_turns, str):
+        ids, end = tokenize_text(text_or_turns, tokenizer), tokenizer.eos_token_id
     elif ChatSettings.of(tokenizer) is None:  # this package did not train the reward model
         # An answer that was cut off stays open, because an end of turn would mark it as complete.
-        return render_ids(text, tokenizer) if ended else render_ids(text, tokenizer, continue_final_message=True)
+        options: PromptOptions = {} if ended else {"continue_final_message": True}
+        return render_ids(text_or_turns, tokenizer, **options)
     else:
-        prompt, completion = text[:-1], _message_text(text[-1])
+        prompt, completion = text_or_turns[:-1], _message_text(text_or_turns[-1])
         # The reward model was trained on answers without thoughts.
         completion = remove_thoughts(completion) if _strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_pair(prompt, completion, tokenizer)
@@ -150,7 +151,7 @@ def wrap_completion(prompt: Prompt, completion: str) -> Any:
 
 
 def wrap_answer(prompt: Prompt, completion: str) -> Any:
-    """Gives the complete answer the form of its prompt. Data sets have this form.
+    """Gives an answer the form of its prompt. The answer is the completion after any beginning of it in the prompt.
 
     Args:
         prompt: A text, or a conversation, whose last turn may begin the answer.
@@ -201,28 +202,28 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
     return list(prompt[:-1]), append_completion(prompt, completion)[len(prompt) - 1 :]
 
 
-def plain_text(text: Prompt) -> str:
+def plain_text(text_or_turns: Prompt) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without the template's tokens.
 
     People, judges, probes and reward models without a chat template read this text. A single turn has no label;
     several turns are labeled `System:`, `User:` and `Assistant:`.
 
     Args:
-        text: A text, or a conversation with or without an answer.
+        text_or_turns: A text, or a conversation with or without an answer.
 
     Returns:
         A text is returned unchanged. A conversation ends with its last assistant turn, or with a blank line if an
         answer follows, so that `plain_text(prompt) + completion` equals
         `plain_text(append_completion(prompt, completion))`.
     """
-    if isinstance(text, str):
-        return text
+    if isinstance(text_or_turns, str):
+        return text_or_turns
     # The answer continues right after its prefix, so there is no blank line between them.
-    if has_answer_prefix(text):
-        return plain_text(text[:-1]) + _answer_prefix(text)
-    if len(text) == 1:
-        return _message_text(text[0]) + "\n\n"
-    return "".join(f"{str(turn.get('role')).capitalize()}: {_message_text(turn)}\n\n" for turn in text)
+    if has_answer_prefix(text_or_turns):
+        return plain_text(text_or_turns[:-1]) + _answer_prefix(text_or_turns)
+    if len(text_or_turns) == 1:
+        return _message_text(text_or_turns[0]) + "\n\n"
+    return "".join(f"{str(turn.get('role')).capitalize()}: {_message_text(turn)}\n\n" for turn in text_or_turns)
 
 
 def display_text(prompt: Prompt) -> str:
@@ -372,7 +373,7 @@ def _tokenize_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokeniz
     """Returns the token ids of a prompt and of the completion after it."""
     prompt_ids = tokenize_prompt(prompt, tokenizer)
     if isinstance(prompt, str):
-        ids = tokenize_prompt(prompt + completion, tokenizer)
+        ids = tokenize_text(prompt + completion, tokenizer)
     else:
         completion = completion if has_answer_prefix(prompt) else template_space(tokenizer) + completion
         rendered = render_text(prompt, tokenizer, **_prompt_options(prompt)) + completion

@@ -144,8 +144,8 @@ class NamedReward:
         if len(batch) == 1:
             return self._row_error(batch, 0, error)
         for row in range(len(batch)):
-            if (row_error := self._exception_on(batch.row(row))) is not None:
-                return self._row_error(batch, row, row_error)
+            if (exception := self._exception_on(batch.row(row))) is not None:
+                return self._row_error(batch, row, exception)
         return ZooError(
             f"The reward function {self.name} raised {_describe(error)} on the batch of {len(batch)} completions, but "
             "on no row alone: check for state shared between rows, or for random failures."
@@ -201,11 +201,11 @@ class NamedReward:
         return None
 
 
-def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
+def call_functions(functions: Sequence[NamedReward], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
     """Calls each reward function. Coroutine functions run concurrently.
 
     Args:
-        rewards: The reward functions.
+        functions: The reward functions.
         batch: The batch to score.
         timeout: The limit in seconds for each function, and for all coroutine functions together; None for no limit.
 
@@ -217,35 +217,36 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
             `time_limit.GRACE_SECONDS` after Ctrl-C.
     """
     results: dict[str, Any] = {}
-    for reward in rewards:
-        if not reward.is_async:
+    for function in functions:
+        if not function.is_async:
             try:
-                with _limit_time([reward], timeout):
-                    results[reward.name] = reward(batch)
+                with _limit_time([function], timeout):
+                    results[function.name] = function(batch)
             except Exception as error:
-                reward.raise_as_zoo_error(batch, error)
-    async_rewards = [reward for reward in rewards if reward.is_async]
-    if async_rewards:
-        with _limit_time(async_rewards, timeout):
-            async_results = _run_coroutine(_gather([reward.call_async(batch) for reward in async_rewards]))
-        for reward, result in zip(async_rewards, async_results, strict=True):
+                function.raise_as_zoo_error(batch, error)
+    async_functions = [function for function in functions if function.is_async]
+    if async_functions:
+        with _limit_time(async_functions, timeout):
+            async_results = _run_coroutine(_gather([function.call_async(batch) for function in async_functions]))
+        for function, result in zip(async_functions, async_results, strict=True):
             if isinstance(result, Exception):
-                reward.raise_as_zoo_error(batch, result)
-            results[reward.name] = result
+                function.raise_as_zoo_error(batch, result)
+            results[function.name] = result
     return results
 
 
 @contextmanager
-def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterator[None]:
+def _limit_time(functions: Sequence[NamedReward], timeout: float | None) -> Iterator[None]:
     start = time.monotonic()
     try:
         with deadline(timeout, shorten_on_interrupt=True):
             yield
     except LimitExceeded as error:
-        seconds, noun = time.monotonic() - start, "function" if len(rewards) == 1 else "functions"
+        seconds, noun = time.monotonic() - start, "function" if len(functions) == 1 else "functions"
         timed_out = timeout is not None and seconds >= timeout
         raise ZooError(
-            f"The reward {noun} {join_names([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
+            f"The reward {noun} {join_names([function.name for function in functions])} did not return within "
+            f"{seconds:.0f} s"
             + (": make it faster, or raise reward_timeout." if timed_out else " and was stopped after the interrupt.")
         ) from error
 
@@ -375,8 +376,8 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-async def _as_coroutine(values: Awaitable[Any]) -> Any:
-    return await values  # `asyncio.run_coroutine_threadsafe` refuses other awaitables
+async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable  # `asyncio.run_coroutine_threadsafe` refuses other awaitables
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

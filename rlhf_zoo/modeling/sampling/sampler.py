@@ -24,7 +24,7 @@ from .random import draw_with_logprobs, uniforms
 #: seed, keys and weights, or other last bits of log-probabilities, in sampling or in training's passes.
 SAMPLER_VERSION = 6
 
-#: Maps the input of the model's head, (N, H), to V of the states before the next tokens, (N,).
+#: A critic on the policy's trunk. Maps the last hidden states of N rows, (N, H), to V before their next tokens, (N,).
 Critic = Callable[[Any], Tensor]
 
 
@@ -122,21 +122,23 @@ class Samples:
         """
         if len(parts) == 1:
             return parts[0]
-        widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
 
-        def concatenate_field(name: str, mask_name: str, fill: float) -> Tensor:
-            # Prompts are padded on the left and completions on the right, as in a single batch.
+        def concatenate_field(name: str, fill: float, *, left_padded: bool = False) -> Tensor:
             tensors = [getattr(part, name) for part in parts]
-            missing_columns = [widths[mask_name] - tensor.shape[1] for tensor in tensors]
-            paddings = [(columns, 0) if mask_name == "prompt_mask" else (0, columns) for columns in missing_columns]
-            return torch.cat([pad(tensor, side, value=fill) for tensor, side in zip(tensors, paddings, strict=True)])
+            width = max(tensor.shape[1] for tensor in tensors)
+            padded_tensors = []
+            for tensor in tensors:
+                missing_columns = width - tensor.shape[1]
+                padding = (missing_columns, 0) if left_padded else (0, missing_columns)
+                padded_tensors.append(pad(tensor, padding, value=fill))
+            return torch.cat(padded_tensors)
 
         return cls(
-            concatenate_field("prompt_ids", "prompt_mask", pad_id),
-            concatenate_field("prompt_mask", "prompt_mask", False),
-            concatenate_field("completion_ids", "mask", pad_id),
-            concatenate_field("mask", "mask", False),
-            concatenate_field("logprobs", "mask", 0.0),
+            concatenate_field("prompt_ids", pad_id, left_padded=True),
+            concatenate_field("prompt_mask", False, left_padded=True),
+            concatenate_field("completion_ids", pad_id),
+            concatenate_field("mask", False),
+            concatenate_field("logprobs", 0.0),
             torch.cat([part.ended for part in parts]),
             parts[0].vocabulary,
         )
@@ -223,14 +225,14 @@ def sample(
     waiting = _starting_order(lengths, max_new_tokens, max_tokens)
     decoder = decoder or GrowingDecoder(model, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
     while waiting or len(decoder.row_ids):
-        count, running = 0, len(decoder.row_ids)
+        startable_count, running_count = 0, len(decoder.row_ids)
         if waiting:
             remaining = max_new_tokens - drawn_counts[decoder.row_ids]
-            count = decoder.count_startable([lengths[row] for row in waiting], remaining)
+            startable_count = decoder.count_startable([lengths[row] for row in waiting], remaining)
         # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
         # least a quarter as many rows as are running, or all that wait.
-        if count and count >= min(len(waiting), running / 4):
-            new_rows, waiting = waiting[:count], waiting[count:]
+        if startable_count and startable_count >= min(len(waiting), running_count / 4):
+            new_rows, waiting = waiting[:startable_count], waiting[startable_count:]
             output, rows = decoder.prefill([prompts[row] for row in new_rows], new_rows, pad_id)
         else:
             output, rows = decoder.step()
@@ -298,7 +300,8 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
     scaled_logits = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
         return scaled_logits
-    # Use a finite number instead of −∞, because 0·∞ would be NaN in Σ p·log p.
+    # Use a finite number instead of −∞, because 0·∞ would be NaN in Σ p·log p: half of the lowest, so that differences
+    # stay finite too.
     holes = torch.tensor(vocabulary.holes, device=scaled_logits.device)
     return scaled_logits.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 
