@@ -39,10 +39,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return make_trainer(SFTTrainer, settings, model=model, train_dataset=texts, processing_class=tokenizer)
 
     data = source.lineage
-    return train_stage(context, settings, data=data, parents={}, started=started, build=build, publisher=publisher)
+    return train_stage(
+        context, settings, data_lineage=data, parents={}, started=started, build=build, publisher=publisher
+    )
 
 
-def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _model_index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     yield trained_on(facts), [("loss", facts.latest_metrics.get("loss"), "loss of the toy")]
 
 
@@ -56,11 +58,11 @@ CARD = StageCard(
     columns={"loss": "loss"},
     required_column="loss",
     json_columns={"loss": "loss"},
-    index_metrics=_index_metrics,
+    model_index_metrics=_model_index_metrics,
     draw=_draw,
     variables=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
     unmeasured=lambda facts: ["everything except its loss"],
-    evaluated_only="a figure of the toy",
+    evaluated_step_figures="a figure of the toy",
 )
 TOY = Stage(
     name="toy",

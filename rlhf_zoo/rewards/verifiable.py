@@ -92,7 +92,7 @@ class AnswerRule(Rule):
                 f'column of the answers, {self.name}(column="NAME").'
             )
 
-    def has_answers(self, rows: Any, *, subject: str) -> list[bool]:
+    def answer_flags(self, rows: Any, *, subject: str) -> list[bool]:
         """Returns, for each row, whether it has an answer.
 
         Args:

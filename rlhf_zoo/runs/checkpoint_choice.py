@@ -84,14 +84,14 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated
         raise ZooError(f"{rule} needs metric_for_best_model: set it to a metric of the validation split, such as loss.")
     if metric in _PROXY_METRICS:
         raise ZooError(
-            f"{rule} would choose by {metric}, which PPO maximizes: choose a metric that PPO is not trained on, such "
-            "as rewards/NAME of a reward function with weight 0."
+            f"{rule} would choose the checkpoint by {metric}, which PPO maximizes: choose a metric that PPO is not "
+            "trained on, such as rewards/NAME of a reward function with weight 0."
         )
     stage_metrics = STAGES[stage].metrics
     if metric not in stage_metrics and not (stage == "ppo" and metric.startswith(REWARD_METRIC_PREFIX)):
         reward_hint = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
-            f"{rule} would choose by {metric}, which no evaluation of that stage logs: choose "
+            f"{rule} would choose the checkpoint by {metric}, which no evaluation of that stage logs: choose "
             f"{', '.join(name.removeprefix('eval_') for name in stage_metrics)}{reward_hint}."
         )
     if evaluated_split is None or trainer.eval_strategy == "no":
@@ -100,7 +100,8 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated
         )
     if evaluated_split == "test":
         raise ZooError(
-            f"{rule} would choose by the test split, whose metrics the card reports: evaluate on another split."
+            f"{rule} would choose the checkpoint by the test split, whose metrics the card reports: evaluate on "
+            "another split."
         )
     eval_strategy, save_strategy = trainer.eval_strategy, trainer.save_strategy
     if eval_strategy != save_strategy or (save_strategy == "steps" and trainer.save_steps % trainer.eval_steps):

@@ -109,7 +109,7 @@ def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsen
         ),
         ({"eval_strategy": "no"}, "validation", "needs metrics of the validation split"),
         ({}, None, "needs metrics of the validation split"),
-        ({}, "test", "would choose by the test split"),
+        ({}, "test", "would choose the checkpoint by the test split"),
         ({"save_steps": 15}, "validation", "an evaluation at every checkpoint"),
         ({"save_strategy": "epoch"}, "validation", "an evaluation at every checkpoint"),
     ],

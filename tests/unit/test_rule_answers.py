@@ -94,13 +94,13 @@ def test_sole_rule_reward_rejects_row_without_answer(folder: Path, base: Path) -
         pipeline.check(unread)
 
 
-def test_has_answers_reads_answers_like_the_reward() -> None:
+def test_answer_flags_reads_answers_like_the_reward() -> None:
     rows = datasets.Dataset.from_dict({"answer": ["#### 4", "about 5", None, "six"], "accepted": [[1], [2.0], [], [3]]})
-    assert NumericMatch().has_answers(rows.select([0, 1, 2]), subject="it") == [True, True, False]
-    assert NumericMatch(column="accepted").has_answers(rows, subject="it") == [True, True, False, True]
-    assert ExactMatch().has_answers(rows, subject="it") == [True, True, False, True]
+    assert NumericMatch().answer_flags(rows.select([0, 1, 2]), subject="it") == [True, True, False]
+    assert NumericMatch(column="accepted").answer_flags(rows, subject="it") == [True, True, False, True]
+    assert ExactMatch().answer_flags(rows, subject="it") == [True, True, False, True]
     with pytest.raises(ZooError, match="cannot read the answer of row 3 of it"):
-        NumericMatch().has_answers(rows, subject="it")
+        NumericMatch().answer_flags(rows, subject="it")
 
 
 def test_rule_judge_is_checked_only_on_pairs_with_answers() -> None:

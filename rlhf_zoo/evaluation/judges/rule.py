@@ -59,7 +59,7 @@ class RuleJudge:
         """
         rule = self._reward.function
         if isinstance(rule, AnswerRule):
-            is_answered = rule.has_answers(rows, subject=subject)
+            is_answered = rule.answer_flags(rows, subject=subject)
             if not all(is_answered):
                 raise ZooError(
                     f"Row {is_answered.index(False)} of {subject} has no answer in the column {rule.column!r}, and the "
@@ -92,7 +92,7 @@ class RuleJudge:
         # Rows without the column cannot check this rule, but can check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
-        is_answered = rule.has_answers(rows, subject="the pairs")
+        is_answered = rule.answer_flags(rows, subject="the pairs")
         answered_rows = [row for row, has_answer in enumerate(is_answered) if has_answer]
         return rows.select(answered_rows) if answered_rows else None
 

@@ -55,26 +55,26 @@ def load_reward_functions(settings: StageSettings) -> list[RewardFunction]:
     Raises:
         ZooError: A name cannot be loaded, there is no reward, or the number of weights does not match.
     """
-    data = settings.data
-    functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
-    models = list(reward_roles(data.reward_model_path).values())
-    check_ensemble(models, settings.trainer.reward_ensemble)
-    if not models and not functions:
+    data_keys = settings.data
+    functions = [load_object(name, group=REWARDS) for name in data_keys.reward_funcs or []]
+    model_names = list(reward_roles(data_keys.reward_model_path).values())
+    check_ensemble(model_names, settings.trainer.reward_ensemble)
+    if not model_names and not functions:
         raise ZooError("The stage ppo has no reward: set reward_model_path or reward_funcs.")
     model_keys = {
         "reward_label": settings.trainer.reward_label,
         "reward_pad_token": settings.trainer.reward_pad_token,
-        "reward_model_loader": data.reward_model_loader,
+        "reward_model_loader": data_keys.reward_model_loader,
     }
     for key, value in model_keys.items():
-        if value is not None and not models:
+        if value is not None and not model_names:
             raise ZooError(f"{key} of the stage ppo is {value!r}, but there is no reward model: set reward_model_path.")
-    if data.reward_model_loader is not None:
-        find_loader(data.reward_model_loader)
+    if data_keys.reward_model_loader is not None:
+        find_loader(data_keys.reward_model_loader)
     # The reward models are not loaded here, so a placeholder stands for them in the lists of names and weights.
-    placeholders = [_model_placeholder] if models else []
+    placeholders = [_model_placeholder] if model_names else []
     rewards = Rewards([*placeholders, *functions], weights=settings.trainer.reward_weights)
-    names = ["reward_model", *rewards.names[1:]] if models else rewards.names
+    names = ["reward_model", *rewards.names[1:]] if model_names else rewards.names
     _check_release_metric(settings, names, rewards.weights)
     return functions
 
@@ -118,27 +118,26 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The names of these columns, or that no reward reads answers, for messages.
+        The names of these columns, for messages; "no reward reads answers" if there are none.
 
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
     """
-    verifiable = [function for function in functions if isinstance(function, AnswerRule)]
-    only_verifiable = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
+    answer_rules = [function for function in functions if isinstance(function, AnswerRule)]
+    only_answer_rules = len(answer_rules) == len(functions) and not reward_roles(settings.data.reward_model_path)
     for name, subject in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
         rows = data.get(name)
-        if rows is None or not verifiable:
+        if rows is None or not answer_rules:
             continue
-        flags_by_function = [function.has_answers(rows, subject=subject) for function in verifiable]
-        flags_by_row = zip(*flags_by_function, strict=True)
-        row = next((row for row, flags in enumerate(flags_by_row) if not any(flags)), None)
-        if only_verifiable and row is not None:
-            columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
+        flags_by_rule = [rule.answer_flags(rows, subject=subject) for rule in answer_rules]
+        is_answered = [any(flags) for flags in zip(*flags_by_rule, strict=True)]
+        if only_answer_rules and not all(is_answered):
+            columns = " or ".join(dict.fromkeys(repr(rule.column) for rule in answer_rules))
             raise ZooError(
-                f"Row {row} of {subject} has no answer in the column {columns}, and no other reward applies to it: "
-                "write an answer, remove the row, or add a reward."
+                f"Row {is_answered.index(False)} of {subject} has no answer in the column {columns}, and no other "
+                "reward applies to it: write an answer, remove the row, or add a reward."
             )
-    return ", ".join(function.column for function in verifiable) or "no reward reads answers"
+    return ", ".join(rule.column for rule in answer_rules) or "no reward reads answers"
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
@@ -187,15 +186,17 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     Raises:
         ZooError: There are too few prompts.
     """
-    args, count = settings.trainer, len(data["train_dataset"])
+    args, prompts = settings.trainer, data["train_dataset"]
     minimum = args.prompts_per_update
-    if count < minimum:
+    if len(prompts) < minimum:
         raise ZooError(
-            f"The prompt data set has {count} rows, but an update needs {minimum}: use more prompts or a smaller batch."
+            f"The prompt data set has {len(prompts)} rows, but an update needs {minimum}: use more prompts or a "
+            "smaller batch."
         )
-    completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    prompt_count = describe_prompt_count(data["train_dataset"])
-    return f"{minimum} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
+    return (
+        f"{minimum} of {describe_prompt_count(prompts)} prompts per update, {args.episodes_per_update} completions in "
+        f"{args.num_mini_batches} minibatches"
+    )
 
 
 def load_policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
@@ -226,12 +227,11 @@ def drop_too_long_prompts(
     Returns:
         The data sets with the remaining prompts, and the number of training prompts that were dropped.
     """
-    limit, remaining, dropped_count = settings.data.max_prompt_length, dict(data), 0
-    # The training prompts come last, because their count is returned.
-    for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
-        if remaining[name] is not None:
-            remaining[name], dropped_count = drop_long_prompts(remaining[name], tokenizer, limit, subject=subject)
-    return remaining, dropped_count
+    limit, remaining, dropped_counts = settings.data.max_prompt_length, dict(data), {}
+    for name, subject in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
+        if data[name] is not None:
+            remaining[name], dropped_counts[name] = drop_long_prompts(data[name], tokenizer, limit, subject=subject)
+    return remaining, dropped_counts["train_dataset"]
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **inputs: Any) -> "PPOTrainer":
@@ -272,13 +272,13 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     started = time.monotonic()
     settings = context.settings("ppo")
-    if "sft" in parent_names(settings).values():
+    if "sft" in parent_names(settings).values():  # this run's stage sft trained a parent
         context.check_policy_keys_unchanged()
     silence_libraries()
     functions = load_reward_functions(settings)
     source = stage_source(context, "ppo")
     parents = {role: find_parent(context, name) for role, name in parent_names(settings).items()}
-    left_out: dict[str, int] = {}
+    left_out_counts: dict[str, int] = {}
 
     def build() -> "PPOTrainer":
         data = load_data(context, source)
@@ -288,7 +288,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if not context.preflight_passed and has_conversations(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         data, dropped_count = drop_too_long_prompts(settings, tokenizer, data)
-        left_out.update({"max_prompt_length": dropped_count} if dropped_count else {})
+        left_out_counts.update({"max_prompt_length": dropped_count} if dropped_count else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
         # Set the seed again: loading may have drawn random numbers, and the trainer now initializes an adapter.
@@ -298,13 +298,13 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return train_stage(
         context,
         settings,
-        data=source.lineage,
+        data_lineage=source.lineage,
         parents=parents,
         started=started,
         build=build,
         publisher=publisher,
-        conclude=_count_truncated,
-        left_out=left_out,
+        final_fields=_truncation_field,
+        left_out_counts=left_out_counts,
     )
 
 
@@ -323,7 +323,7 @@ def _load_models(
     }
 
 
-def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
+def _truncation_field(trainer: Any, _: Path) -> dict[str, Any]:
     """Returns how often a reward model truncated a text, as a field of run.json; {} if never."""
     count = sum(model.truncated_count for model in trainer.rewards.models)
     if count:
@@ -332,7 +332,7 @@ def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
 
 
 def _check_release_metric(settings: StageSettings, names: list[str], weights: list[float]) -> None:
-    """Raises ZooError if `release: best` would choose by a reward that does not exist or that PPO maximizes."""
+    """Raises ZooError if `release: best` would choose by a reward that is missing or that PPO maximizes."""
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRIC_PREFIX):
         return
@@ -340,11 +340,11 @@ def _check_release_metric(settings: StageSettings, names: list[str], weights: li
     name = metric.removeprefix(REWARD_METRIC_PREFIX)
     if name not in weight_by_name:
         raise ZooError(
-            f"With release: best, the stage ppo would choose by {metric}, but there is no reward {name}: name one of "
-            f"{', '.join(weight_by_name)} that has the weight 0."
+            f"With release: best, the stage ppo would choose the checkpoint by {metric}, but there is no reward "
+            f"{name}: name one of {', '.join(weight_by_name)} that has the weight 0."
         )
     if weight_by_name[name]:
         raise ZooError(
-            f"With release: best, the stage ppo would choose by {metric}, which PPO maximizes: name a reward function "
-            "that has the weight 0 in reward_weights."
+            f"With release: best, the stage ppo would choose the checkpoint by {metric}, which PPO maximizes: name a "
+            "reward function that has the weight 0 in reward_weights."
         )

@@ -67,12 +67,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     tokenizer = _load_tokenizer(settings, sft)
     if settings.data.simulated_pairs is not None:
         source = simulated_pairs(context, settings, source, sft)
-    left_out: dict[str, int] = {}
+    left_out_counts: dict[str, int] = {}
     inputs: _Inputs  # set by `build`
 
     def build() -> Trainer:
         nonlocal inputs
-        inputs = _load_inputs(context, settings, source, sft, tokenizer, left_out)
+        inputs = _load_inputs(context, settings, source, sft, tokenizer, left_out_counts)
         set_seed(settings.trainer.seed)
         return make_trainer(
             RewardTrainer,
@@ -91,20 +91,20 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             if distributed.is_main_process():
                 _write_score_statistics(model, tokenizer, inputs.samples, path)
 
-    def conclude(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
+    def final_fields(trainer: Trainer, checkpoint: Path) -> dict[str, Any]:
         return {"reward_model": _measure_chosen(context, settings, tokenizer, inputs, checkpoint)}
 
     return train_stage(
         context,
         settings,
-        data=source.lineage,
+        data_lineage=source.lineage,
         parents={"sft": sft} | ({} if context.round is None else {"ppo": context.round.previous_policy}),
         started=started,
         build=build,
         publisher=publisher,
         finish_checkpoint=finish_checkpoint,
-        conclude=conclude,
-        left_out=left_out,
+        final_fields=final_fields,
+        left_out_counts=left_out_counts,
     )
 
 
@@ -142,21 +142,21 @@ def _load_inputs(
     source: DataSource,
     sft: ParentCheckpoint,
     tokenizer: PreTrainedTokenizerBase,
-    left_out: dict[str, int],
+    left_out_counts: dict[str, int],
 ) -> _Inputs:
-    """Loads the pairs and draws the samples. Adds to `left_out` how many rows each key keeps out of training."""
+    """Loads the pairs and draws the samples. Adds to `left_out_counts` how many rows each key keeps out of training."""
     data, location = settings.data, source.location
-    pairs, left_out_counts = training_pairs(context, source, keep_questions=True)
+    pairs, counts = training_pairs(context, source, keep_questions=True)
     if has_conversations(pairs):
         context.shared.chat.write(tokenizer)
     pairs, long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
-    left_out.update(left_out_counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
+    left_out_counts.update(counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
     if not context.preflight_passed and has_conversations(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _tokenize_pairs(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
     if (long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
-        left_out["max_length"] = long_pairs
+        left_out_counts["max_length"] = long_pairs
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)

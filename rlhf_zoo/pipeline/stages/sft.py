@@ -61,16 +61,16 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     source = stage_source(context, "sft", opened_source)
     base = _find_base(context, settings)
     adapter = _adapter_config(settings, base)
-    left_out: dict[str, int] = {}
+    left_out_counts: dict[str, int] = {}
     cut_rows: dict[str, int] = {}
 
     def build() -> Trainer:
-        train, held_out, left_out_counts = training_and_held_out_rows(context, "sft", source)
+        train, held_out, counts = training_and_held_out_rows(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         trainer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
         train, long_prompts = _usable_rows(train, settings, tokenizer, subject=source.location)
-        left_out.update(left_out_counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
+        left_out_counts.update(counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
         if held_out is not None:
             held_out, _ = _usable_rows(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
@@ -92,19 +92,19 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if cut_answers > 0:
             message = "%d of %d rows are left out, because max_length, %s, leaves no token of their answers."
             log.warning(message, cut_answers, len(train), trainer.args.max_length)
-            left_out["max_length"] = cut_answers
+            left_out_counts["max_length"] = cut_answers
         disable_router_logits(trainer.model)  # trl turns them on
         return trainer
 
     return train_stage(
         context,
         settings,
-        data=source.lineage,
+        data_lineage=source.lineage,
         parents={"base": base} if base is not None else {},
         started=started,
         build=build,
         publisher=publisher,
-        left_out=left_out,
+        left_out_counts=left_out_counts,
         cut_rows=cut_rows,
     )
 

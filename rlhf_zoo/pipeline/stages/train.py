@@ -106,14 +106,14 @@ def train_stage(
     context: RunContext,
     settings: StageSettings,
     *,
-    data: Mapping[str, Any],
+    data_lineage: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
     started: float,
     build: Callable[[], Trainer],
     publisher: Publisher | None = None,
     finish_checkpoint: Callable[[Trainer, Path], None] | None = None,
-    conclude: Callable[[Any, Path], Mapping[str, Any]] | None = None,
-    left_out: Mapping[str, int] | None = None,
+    final_fields: Callable[[Any, Path], Mapping[str, Any]] | None = None,
+    left_out_counts: Mapping[str, int] | None = None,
     cut_rows: Mapping[str, int] | None = None,
 ) -> bool:
     """Trains a stage, unless it is finished.
@@ -121,17 +121,17 @@ def train_stage(
     Args:
         context: The run.
         settings: The stage's settings.
-        data: The lineage of the data set.
+        data_lineage: The lineage of the data set.
         parents: Role -> checkpoint that the stage uses, such as the SFT policy or a reward model.
         started: time.monotonic() when the stage began.
         build: Builds the trainer. Called only if there is something to train.
         publisher: Sends each checkpoint as it is saved; None if the run does not publish.
         finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete;
             None adds no files.
-        conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json; None adds no
-            fields.
-        left_out: Key of the recipe -> number of rows that this key keeps out of training. `build` fills this mapping;
-            None for a stage that does not count them.
+        final_fields: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json; None adds
+            no fields.
+        left_out_counts: Key of the recipe -> number of rows that this key keeps out of training. `build` fills this
+            mapping; None for a stage that does not count them.
         cut_rows: Counts of the rows that max_length cuts. `build` fills this mapping; None for a stage that cuts none.
 
     Returns:
@@ -144,7 +144,7 @@ def train_stage(
     stage = settings.stage
     check_installed(settings)
     parent_lineages = {role: dict(parent.lineage) for role, parent in parents.items()}
-    resolved = _resolved_settings(settings, data, parent_lineages)
+    resolved = _resolved_settings(settings, data_lineage, parent_lineages)
     code = stage_code(settings)
     # Only the main process makes the plan, because it also writes files.
     plan: _Plan = distributed.call_on_main_process(
@@ -162,13 +162,13 @@ def train_stage(
             trainer = build()
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
-            optional_fields = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
-            _write_start(run, resolved, parent_lineages, data, optional_fields)
+            optional_fields = {"code": code, "left_out": left_out_counts, "cut_rows": cut_rows}
+            _write_start(run, resolved, parent_lineages, data_lineage, optional_fields)
         distributed.wait()
         if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
         if distributed.is_main_process():
-            _finish(run, trainer, conclude)
+            _finish(run, trainer, final_fields)
     if distributed.is_main_process() and stop.requested:
         raise Stopped
     return True
@@ -210,14 +210,14 @@ def _train_and_record(
     return False
 
 
-def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
+def _finish(run: _Run, trainer: Trainer, final_fields: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
     """Chooses the checkpoint of a stage that trained to its last step, and records the result."""
     release = run.settings.release
     chosen = choose_checkpoint(run.record, release, trainer.args)
     path = run.record.checkpoint_path(chosen["step"])
     if release.push_merged:
         save_merged(path, path / MERGED_MODEL, dtype=run.settings.model.dtype)
-    stage_fields = dict(conclude(trainer, path)) if conclude is not None else {}
+    stage_fields = dict(final_fields(trainer, path)) if final_fields is not None else {}
     weights = weights_digest(path)
     fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **stage_fields}
     run.record.write(status="finished", **fields)
