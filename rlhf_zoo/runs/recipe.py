@@ -24,6 +24,7 @@ from ..hub.client.links import find_outward_link
 from ..plugins import RECIPES, did_you_mean, entry_points, registered_names
 from .registry import STAGES
 
+#: Name of recipe.yaml, whose keys all stages share, and its key that names the recipe to extend.
 SHARED, EXTENDS = "recipe", "extends"
 #: Name of zoo.yaml, which describes the recipe for the table of recipes and for `rlhf-zoo smoke`.
 ZOO = "zoo"
@@ -95,8 +96,8 @@ def is_repository_name(name: str) -> bool:
 def shipped_folder() -> Path:
     """Returns the folder of the recipes that come with the package."""
     package = Path(__file__).parents[1]
-    packaged = package / "_recipes"
-    return packaged if packaged.is_dir() else package.parent / "recipes"
+    in_wheel = package / "_recipes"
+    return in_wheel if in_wheel.is_dir() else package.parent / "recipes"
 
 
 def list_recipes() -> list[str]:
@@ -141,26 +142,26 @@ def _find_with_package(name: str) -> tuple[Path, Mapping[str, str]]:
 
 
 def _find_registered(name: str) -> tuple[Path, dict[str, str]]:
-    packages = {entry.value: entry.dist for entry in entry_points(RECIPES, name)}
-    package_names = {
-        location: f"{dist.name} {dist.version}" if dist else location for location, dist in packages.items()
-    }
-    if len(package_names) > 1:
+    dists = {entry.value: entry.dist for entry in entry_points(RECIPES, name)}
+    dist_names = {location: f"{dist.name} {dist.version}" if dist else location for location, dist in dists.items()}
+    if len(dists) > 1:
         raise ZooError(
             f"Installed packages register the recipe {name!r} more than once, "
-            f"{' and '.join(sorted(package_names.values()))}: uninstall one of them, or pass the recipe's folder."
+            f"{' and '.join(sorted(dist_names.values()))}: uninstall one of them, or pass the recipe's folder."
         )
-    [(location, dist)] = packages.items()
+    [(location, dist)] = dists.items()
     package, *subfolders = location.split(".")
     try:
         spec = importlib.util.find_spec(package)  # for a top-level name, find_spec imports nothing
     except (ImportError, ValueError):
         spec = None
-    for folder in (spec.submodule_search_locations if spec is not None else None) or []:
-        if (file := Path(folder, *subfolders) / f"{SHARED}.yaml").is_file():
-            return file.parent, {"name": dist.name, "version": dist.version} if dist else {}
+    package_folders = spec.submodule_search_locations if spec is not None else None
+    for package_folder in package_folders or []:
+        folder = Path(package_folder, *subfolders)
+        if (folder / f"{SHARED}.yaml").is_file():
+            return folder, {"name": dist.name, "version": dist.version} if dist else {}
     raise ZooError(
-        f"The package {package_names[location]} registers the recipe {name!r} as {location}, but that folder has no "
+        f"The package {dist_names[location]} registers the recipe {name!r} as {location}, but that folder has no "
         f"{SHARED}.yaml: install a version that has it, or uninstall the package."
     )
 
@@ -183,20 +184,20 @@ def load_recipe(name: str) -> Recipe:
             f"{subject} is called {recipe_name!r}, which is not a valid name for its repositories: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends and without '--' or '..'."
         )
-    files = _read_files(folder)
+    files = own_files = _read_files(folder)
     base_folder: Path | None = None
-    base = files[SHARED].pop(EXTENDS, None)
+    base = own_files[SHARED].pop(EXTENDS, None)
     if base is not None:
         base_folder = _find_base(
             folder, str(base), is_downloaded=not package and _find_download_mark(folder) is not None
         )
-        overrides, files = files, _read_files(base_folder)
+        files = _read_files(base_folder)
         if EXTENDS in files[SHARED]:
             raise ZooError(
                 f"{folder / SHARED}.yaml extends {base}, which itself extends {files[SHARED][EXTENDS]}: extend "
                 f"{files[SHARED][EXTENDS]} instead."
             )
-        for file_name, keys in overrides.items():
+        for file_name, keys in own_files.items():
             files[file_name] = {**files.get(file_name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
     folders = [] if package else [path for path in (folder, base_folder) if path is not None]
@@ -211,14 +212,17 @@ def _find_base(folder: Path, name: str, *, is_downloaded: bool) -> Path:
     machine may be private. Otherwise this raises ZooError.
     """
     sibling = folder.resolve().parent / name
-    if is_downloaded:
-        is_sibling_name = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
-        if not is_sibling_name or (not sibling.exists() and Path(name).exists()):
-            raise ZooError(
-                f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, but may extend only a recipe "
-                "next to it or an installed recipe: copy the keys that you trust into your own recipe."
-            )
+    if is_downloaded and (not is_repository_name(name) or _is_elsewhere(sibling)):
+        raise ZooError(
+            f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, but may extend only a recipe "
+            "next to it or an installed recipe: copy the keys that you trust into your own recipe."
+        )
     return sibling if (sibling / f"{SHARED}.yaml").is_file() else find_recipe(name)
+
+
+def _is_elsewhere(sibling: Path) -> bool:
+    # A sibling may be a link. Without one, `find_recipe` would take its name for a path in the current directory.
+    return sibling.resolve() != sibling if sibling.exists() else Path(sibling.name).exists()
 
 
 def _find_download_mark(folder: Path) -> Path | None:
