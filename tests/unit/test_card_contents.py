@@ -413,5 +413,5 @@ def test_card_lineage_names_commit_of_merged_parent(runs):
     plain = cells(head_and_body(make_card(runs / "ppo"))[1], "SFT policy")[2]
     StageRecord(runs / "sft").write(merged="f" * 40)
     body = head_and_body(make_card(runs / "ppo"))[1]
-    assert cells(body, "SFT policy")[2] == f"{plain}, merged into its model: `{'f' * 40}`"
+    assert cells(body, "SFT policy")[2] == f"{plain}; used from its branch `merged`: `{'f' * 40}`"
     assert f"The reference π_ref is the SFT policy `local/tiny-world-sft` at `{'f' * 40}`" in body

@@ -69,7 +69,7 @@ def make_card(
 ) -> Path:
     """Writes README.md, rlhf_card.json and plots/*.png. Equal run directories give equal cards.
 
-    If the data set is a registered benchmark with a task for the measured figures, also writes
+    If the data set's repository registers it as a benchmark, with a task for a measured figure, also writes
     `.eval_results/NAME.yaml`.
 
     Args:
@@ -88,20 +88,20 @@ def make_card(
     """
     facts = StageFacts.read(Path(stage_dir), step, merged=merged, is_trusted=is_trusted)
     folder = Path(out) if out is not None else Path(stage_dir)
-    card = STAGES[facts.stage].load("card")
-    text = _render(facts, card, _draw_plots(facts, card, folder))
+    stage_card: StageCard = STAGES[facts.stage].load("card")
+    text = _render(facts, stage_card, _draw_plots(facts, stage_card, folder))
     write_json(folder / CARD_FILE, card_json(facts))
     _write_results_file(facts, folder)
     write_text(folder / "README.md", text)
     return folder / "README.md"
 
 
-def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
+def front_matter(facts: StageFacts, stage_card: StageCard) -> dict[str, Any]:
     """Returns the metadata at the head of the README, in the Hub's terms.
 
     Args:
         facts: The facts of the stage.
-        card: The parts that differ between the cards of stages.
+        stage_card: The parts that differ between the cards of stages.
     """
     task = STAGES[facts.stage].task
     tags = ["rlhf", *_STAGE_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
@@ -122,11 +122,11 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     if facts.dataset_ids:
         metadata["datasets"] = facts.dataset_ids
     metadata["tags"] = tags
-    results = [
-        _index_result(facts, task, part, finite_metrics)
-        for part, metrics in card.index_metrics(facts)
-        if (finite_metrics := [metric for metric in metrics if is_finite(metric[1])])
-    ]
+    results = []
+    for part, metrics in stage_card.model_index_metrics(facts):
+        finite_metrics = [(kind, value, name) for kind, value, name in metrics if is_finite(value)]
+        if finite_metrics:
+            results.append(_model_index_result(facts, task, part, finite_metrics))
     if results:
         metadata["model-index"] = [{"name": facts.title, "results": results}]
     return metadata
@@ -138,7 +138,7 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
     Args:
         facts: The facts of the stage.
     """
-    card: StageCard = STAGES[facts.stage].load("card")
+    stage_card: StageCard = STAGES[facts.stage].load("card")
     evaluation = {name: facts.evaluation[name] for name in _EVALUATION_KEYS if name in facts.evaluation}
     baselines = {name: facts.frontier[name] for name in _FRONTIER_KEYS if name in facts.frontier}
     return {
@@ -168,7 +168,7 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_MAX_PROMPTS],
         "checkpoints": [
             {"step": checkpoint.step, "tag": checkpoint.tag, "commit": checkpoint.commit}
-            | {name: checkpoint.metrics.get(key) for name, key in card.json_columns.items()}
+            | {name: checkpoint.metrics.get(key) for name, key in stage_card.json_columns.items()}
             | {key: checkpoint.metrics.get(key) for key in watched_metrics(facts)}
             for checkpoint in facts.checkpoints
         ],
@@ -190,15 +190,16 @@ def _without_folders(value: object) -> Any:
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
-def _index_result(facts: StageFacts, task: str, part: DataPart, metrics: list[Metric]) -> dict[str, Any]:
+def _model_index_result(facts: StageFacts, task: str, part: DataPart, metrics: list[Metric]) -> dict[str, Any]:
     data_name = part.name or facts.recipe
     subset = " ".join(filter(None, (part.config, part.split)))
     dataset = {"name": f"{data_name.rpartition('/')[2]} ({subset})", "type": data_name}
     dataset |= {key: value for key, value in (("config", part.config), ("split", part.split)) if value is not None}
     if part.repo in facts.dataset_ids and (commit := facts.parents["data"]["commit"]):
         dataset["revision"] = commit
-    is_perplexity = any(kind == "perplexity" for kind, _, _ in metrics)
-    task_name = _TASK_NAMES.get(facts.stage, task) if is_perplexity or facts.stage != "sft" else _SAMPLED_TASK_NAME
+    has_perplexity = any(kind == "perplexity" for kind, _, _ in metrics)
+    is_sampled_sft = facts.stage == "sft" and not has_perplexity
+    task_name = _SAMPLED_TASK_NAME if is_sampled_sft else _TASK_NAMES.get(facts.stage, task)
     result = {
         "task": {"type": task, "name": task_name},
         "dataset": dataset,
@@ -248,24 +249,24 @@ def _environment(folder: Path) -> Any:
     return environment
 
 
-def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -> str:
+def _render(facts: StageFacts, stage_card: StageCard, plot_paths: Mapping[str, Raw]) -> str:
     import yaml
 
-    head = yaml.safe_dump(front_matter(facts, card), sort_keys=False, allow_unicode=True, width=1000)
+    head = yaml.safe_dump(front_matter(facts, stage_card), sort_keys=False, allow_unicode=True, width=1000)
     body = (
-        _environment(card.template.parent)
-        .get_template(card.template.name)
+        _environment(stage_card.template.parent)
+        .get_template(stage_card.template.name)
         .render(
             facts=facts,
             run=facts.run,
             evaluation=facts.evaluation,
             judge=facts.evaluation.get("judge") or {},
             versions=facts.run.get("versions") or {},
-            best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
+            best_tag=get_nested(facts.run, "repo", "tags", "best") if facts.step is None else None,
             latest=facts.latest_metrics,
             title=facts.title,
             plots=plot_paths,
-            columns=_columns(facts, card),
+            columns=_columns(facts, stage_card),
             lineage=_lineage_rows(facts),
             trained_on=trained_on(facts),
             left_out=left_out(facts),
@@ -275,8 +276,8 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
             settings={
                 key: _without_folders(facts.settings[key]) for key in _SHOWN_KEYS if facts.settings.get(key) is not None
             },
-            unmeasured=card.unmeasured(facts),
-            evaluated_only=card.evaluated_only,
+            unmeasured=stage_card.unmeasured(facts),
+            evaluated_step_figures=stage_card.evaluated_step_figures,
             links=links(facts),
             trained_with=list(trained_with(facts)),
             has_samples=facts.stage != "reward",
@@ -286,7 +287,7 @@ def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -
             estimate_at=estimate_at,
             obstacle=obstacle(facts),  # why the checkpoint cannot be reproduced, or None
             commands=commands,
-            **card.variables(facts),
+            **stage_card.variables(facts),
         )
     )
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
@@ -299,7 +300,7 @@ def _held_out_formatter(facts: StageFacts) -> Callable[[Mapping[str, Any] | None
 
 
 def _in_groups(evaluation: object) -> str:
-    """Returns a clause on an evaluation's groups of prompts that ask the same; "" if each group has one prompt.
+    """Returns a clause on an evaluation's groups of prompts that ask the same thing; "" if each prompt is a group.
 
     Templates put it after "12 prompts", so it ends with a comma.
     """
@@ -314,15 +315,19 @@ def _no_samples_note(facts: StageFacts) -> str:
     return f"{facts.missing_metric_text.capitalize()}: there are no samples of this {run_or_step}."
 
 
-def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
+def _columns(facts: StageFacts, stage_card: StageCard) -> dict[str, str]:
     """Returns the columns of the checkpoint table: heading -> metric."""
     keys = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
         keys.discard("kl_coef")  # a constant β is among the settings
-    return {heading: key for heading, key in card.columns.items() if heading == card.required_column or key in keys}
+    return {
+        heading: key
+        for heading, key in stage_card.columns.items()
+        if heading == stage_card.required_column or key in keys
+    }
 
 
-def _draw_plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
+def _draw_plots(facts: StageFacts, stage_card: StageCard, folder: Path) -> dict[str, Raw]:
     """Draws the plots that have data; returns alternative text -> path relative to the card."""
     plot_paths: dict[str, Raw] = {}
 
@@ -333,7 +338,7 @@ def _draw_plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, R
         else:
             path.unlink(missing_ok=True)  # remove the plot of an older card
 
-    card.draw(facts, draw)
+    stage_card.draw(facts, draw)
     return plot_paths
 
 
@@ -348,7 +353,7 @@ def _lineage_rows(facts: StageFacts) -> list[tuple[str, Any, Any]]:
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
         name, commit = _repository_and_commit(role, ancestors[role])
         if merged_commit := _merged_commit(facts, role):
-            commit = Raw(f"{commit}, merged into its model: {markdown.code(merged_commit)}")
+            commit = Raw(f"{commit}; used from its branch `merged`: {markdown.code(merged_commit)}")
         rows.append((titles.get(role, role), name, commit))
     checkpoint = facts.described_checkpoint
     own_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"

@@ -48,24 +48,24 @@ class StageCard:
             out.
         required_column: The heading of the column that is shown even without values.
         json_columns: The metrics of a checkpoint in rlhf_card.json: name -> metric.
-        index_metrics: Yields (data, metrics measured on it) for the model index.
+        model_index_metrics: Yields (data, metrics measured on it) for the model index.
         draw: Draws the plots.
         variables: Returns the template's variables that other stages do not have.
         unmeasured: Returns the figures that a reader might expect but that were not measured. On the card of a step it
-            leaves out the figures that `evaluated_only` names.
-        evaluated_only: A phrase for what only the card of the evaluated checkpoint has. The cards of other steps put it
-            into a sentence.
+            leaves out the figures that `evaluated_step_figures` names.
+        evaluated_step_figures: A phrase for what only the card of the evaluated checkpoint has. The cards of other
+            steps put it into a sentence.
     """
 
     template: Path
     columns: Mapping[str, str]
     required_column: str
     json_columns: Mapping[str, str]
-    index_metrics: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
+    model_index_metrics: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
     draw: Callable[[StageFacts, Draw], None]
     variables: Callable[[StageFacts], Mapping[str, Any]]
     unmeasured: Callable[[StageFacts], list[str]]
-    evaluated_only: str
+    evaluated_step_figures: str
 
 
 def policy_figures(facts: StageFacts) -> dict[str, str]:

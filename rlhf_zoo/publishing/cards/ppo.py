@@ -44,7 +44,7 @@ _METHOD_DESCRIPTIONS = {
 }
 
 
-def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _model_index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     judge = (facts.evaluation.get("judge") or {}).get("name")
     figures = {
         "win_rate": f"win rate over {facts.initial_policy}{f', by {markdown.judge_title(judge)}' if judge else ''}",
@@ -208,9 +208,9 @@ CARD = StageCard(
     columns={"episodes": "episodes", "β": "kl_coef", "reward": "objective/score", "KL, nats": "objective/kl"},
     required_column="KL, nats",
     json_columns={"reward": "objective/score", "kl": "objective/kl"},
-    index_metrics=_index_metrics,
+    model_index_metrics=_model_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
-    evaluated_only="reward, KL, judge and win rate on held-out prompts, samples and a verdict",
+    evaluated_step_figures="reward, KL, judge and win rate on held-out prompts, samples and a verdict",
 )

@@ -14,7 +14,7 @@ from .summary import bold
 from .watch_out import MIN_LENGTH_CORRELATION
 
 
-def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _model_index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     report = facts.reward_report
     yield measured_on(facts), [
         ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
@@ -121,9 +121,9 @@ CARD = StageCard(
     },
     required_column="loss",
     json_columns={"loss": "loss", "eval_loss": "eval_loss", "eval_accuracy": "eval_accuracy"},
-    index_metrics=_index_metrics,
+    model_index_metrics=_model_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
-    evaluated_only="accuracy on held-out pairs, ties, calibration, and the correlation of its score with length",
+    evaluated_step_figures="accuracy on held-out pairs, ties, calibration and the correlation of its score with length",
 )

@@ -21,7 +21,7 @@ from .parts import (
 from .summary import examples
 
 
-def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _model_index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     if facts.step_of_latest("eval_loss") == facts.described_step:
         loss = facts.latest_metrics.get("eval_loss")
         yield validated_on(facts), [
@@ -68,9 +68,9 @@ CARD = StageCard(
     columns={"loss": "loss", "validation loss": "eval_loss"},
     required_column="validation loss",
     json_columns={"loss": "loss", "eval_loss": "eval_loss"},
-    index_metrics=_index_metrics,
+    model_index_metrics=_model_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,
-    evaluated_only="reward, judge, length and variety on held-out prompts, and samples",
+    evaluated_step_figures="reward, judge, length and variety on held-out prompts, and samples",
 )
