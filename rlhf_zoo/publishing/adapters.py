@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import ZooError
 from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
-from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
+from ..hub.client.publish import MERGED_MODEL, checkpoint_files, hub_content_id, local_content_id
 from ..hub.client.refs import ADAPTER_CONFIGS, hub_lineage, try_hub_then_source
 from ..hub.client.refusals import translate_lookup_errors
 from ..modeling.integrity import WEIGHTS_SUFFIX
@@ -158,7 +158,9 @@ def record_base_repository(context: RunContext, stages: Sequence[str], name: str
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
             equal_files = {
-                entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)
+                entry.path
+                for entry in remote_files
+                if local_content_id(weights[entry.path], entry) == hub_content_id(entry)
             }
             if not weights or equal_files != set(weights):
                 raise ZooError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..errors import ZooError
 from ..hub.client.connect import Hub
-from ..hub.client.publish import checkpoint_files, content_id, expected_id, publish_files
+from ..hub.client.publish import checkpoint_files, hub_content_id, local_content_id, publish_files
 from ..hub.client.refusals import translate_hub_errors
 from ..modeling.embedder import SENTENCE_FILES
 from ..modeling.gguf import SOURCE_FILE, gguf_source, unpack_if_gguf
@@ -93,7 +93,9 @@ def _commit_with_files(repo: str, files: Mapping[str, Path], model_files: Collec
         return None
     commit = str(api.model_info(repo).sha)
     entries = cast("list[RepoFile]", api.get_paths_info(repo, list(files), revision=commit))
-    equal_files = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
+    equal_files = {
+        entry.path for entry in entries if local_content_id(files[entry.path], entry) == hub_content_id(entry)
+    }
     if not equal_files.issuperset(model_files):
         raise ZooError(f"{repo} on {hub.name} holds another model: choose another name.")
     return commit if equal_files == set(files) else None

@@ -178,7 +178,7 @@ def test_step_tag_moves_only_with_overwrite_or_restart() -> None:
     shutil.rmtree("a/ppo")
     assert_refused(lambda: claim_stage_repository(run_context("a"), "ppo"), "step-000005", "--restart")
     save("a", 5, "other")
-    assert_refused(lambda: send("a"), "step-000005", "is never moved", "--overwrite_repo")
+    assert_refused(lambda: send("a"), "step-000005", "moves only with --overwrite_repo")
     assert tags() == tags_before and weights("step-000005") != local_weights("a", 5)
     # Weights equal to the tag's count as sent.
     save("a", 5), save("a", 10)

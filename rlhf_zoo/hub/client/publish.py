@@ -149,7 +149,7 @@ def publish_checkpoint(
         message: The message of the commit and of the tag.
         step: The training step, which names the tag.
         include_resume_files: Whether to send the files from which training resumes.
-        overwrite: Whether to move the step's tag if it points to another commit than this checkpoint's, for example
+        overwrite: Whether to move the step's tag if its commit has other weights or another message, for example
             because training was repeated.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
@@ -174,9 +174,8 @@ def publish_checkpoint(
         tag_commit = None
     if commit is None and tag_commit is not None:
         raise ZooError(
-            f"The tag {tag} of {repo_id} on {hub.name} points to other weights than those in {checkpoint}, and a "
-            "step's tag is never moved: publish under another --namespace, or pass --overwrite_repo to replace the "
-            "repository."
+            f"The tag {tag} of {repo_id} on {hub.name} points to another commit than that of {checkpoint}, and moves "
+            "only with --overwrite_repo: pass that option, or publish under another --namespace."
         )
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
@@ -220,12 +219,12 @@ def publish_release(
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
     commit = _replace_files(repo_id, run_id, {**files, **_list_local_files(extra_files)}, message, hub=hub)
-    previous_commit = _find_tagged_commit(repo_id, "best", hub)
-    if previous_commit != (commit if tag_message else None):
+    tagged_commit = _find_tagged_commit(repo_id, "best", hub)
+    keeps_tag = tag_message is not None and tagged_commit == commit
+    if tagged_commit is not None and not keeps_tag:
         check_claim(repo_id, run_id, hub=hub)
-        if previous_commit is not None:
-            hub.api().delete_tag(repo_id, tag="best")
-    if tag_message and previous_commit != commit:
+        hub.api().delete_tag(repo_id, tag="best")
+    if tag_message is not None and not keeps_tag:
         _tag(repo_id, run_id, "best", commit, tag_message, hub)
     return commit
 
@@ -338,18 +337,18 @@ def _find_earlier_commit(
     # If there are no safetensors, compare every file.
     files_to_compare = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
-    candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
-    for commit in [tag_commit] if tag_commit is not None else candidates:
+    commits = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
+    for commit in commits if tag_commit is None else {tag_commit} & set(commits):
         # The Hub omits missing paths, so an incomplete commit yields fewer entries.
         entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(files_to_compare), revision=commit))
-        local_ids = {entry.path: content_id(files_to_compare[entry.path], entry) for entry in entries}
-        matching_paths = {entry.path for entry in entries if local_ids[entry.path] == expected_id(entry)}
-        if commit in candidates and matching_paths == set(files_to_compare):
+        local_ids = {entry.path: local_content_id(files_to_compare[entry.path], entry) for entry in entries}
+        matching_paths = {entry.path for entry in entries if local_ids[entry.path] == hub_content_id(entry)}
+        if matching_paths == set(files_to_compare):
             return commit
     return None
 
 
-def expected_id(entry: RepoFile) -> str:
+def hub_content_id(entry: RepoFile) -> str:
     """Returns the content id in a Hub's listing of a file: the sha256 of a large file, the git blob id of any other.
 
     Args:
@@ -358,8 +357,8 @@ def expected_id(entry: RepoFile) -> str:
     return entry.lfs.sha256 if entry.lfs else entry.blob_id
 
 
-def content_id(path: Path, entry: RepoFile) -> str:
-    """Returns the content id of a local file, to compare with `expected_id`.
+def local_content_id(path: Path, entry: RepoFile) -> str:
+    """Returns the content id of a local file, to compare with `hub_content_id`.
 
     Args:
         path: The local file.

@@ -4,7 +4,7 @@ import logging
 from functools import cache
 
 from .connect import DEFAULT_HUB, Hub
-from .publish import expected_id
+from .publish import hub_content_id
 from .refusals import client_errors, reason
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def _weight_ids(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])
     files = [entry for entry in entries if isinstance(entry, RepoFile) and entry.path.endswith(".safetensors")]
-    return frozenset((entry.path, expected_id(entry)) for entry in files)
+    return frozenset((entry.path, hub_content_id(entry)) for entry in files)
 
 
 def _short_name(origin: Origin) -> str:
