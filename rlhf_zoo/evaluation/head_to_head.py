@@ -52,7 +52,7 @@ class HeadToHead:
         answers_by_judge: Name of a rule that checks answers -> sft or ppo -> strict or lenient -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
         possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
-            are few, or if a column has the groups.
+            are less than half of the prompts, or if a column of the data set names the groups.
     """
 
     evaluator: Evaluator
@@ -118,7 +118,8 @@ class HeadToHead:
         """Estimates how much higher than SFT the headline judge scores a policy on these prompts.
 
         Args:
-            policy: A policy to measure with the same random numbers; None for the policy that was compared.
+            policy: The verdict's candidate, to measure with the same random numbers; None for the policy that was
+                compared.
             rows: The rows that were passed to `head_to_head`.
 
         Returns:
@@ -128,12 +129,13 @@ class HeadToHead:
         if policy is not None:
             _, prompts, columns = repeat_prompts(rows, self.samples_per_prompt)
             keys = random_keys(len(prompts), self.samples_per_prompt)
-            evaluator = self.evaluator.with_headline_judge
+            evaluator = self.evaluator.with_only_headline_judge
             measurements = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
-        ours, sft = (policy.judges[self.judge_name] for policy in (measurements, self.measurements["sft"]))
-        return bootstrap_mean(np.subtract(ours, sft), self.groups, seed=self.seed)
+        scores = measurements.judge_scores[self.judge_name]
+        sft_scores = self.measurements["sft"].judge_scores[self.judge_name]
+        return bootstrap_mean(np.subtract(scores, sft_scores), self.groups, seed=self.seed)
 
     def to_jsonl(self) -> str:
         """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its metrics."""
@@ -188,7 +190,7 @@ class HeadToHead:
     def _self_agreement(self) -> Estimate | None:
         """Measures how well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so the groups are the same for both.
-        scores = np.concatenate([self.measurements[role].judges[self.judge_name] for role in _ROLES])
+        scores = np.concatenate([self.measurements[role].judge_scores[self.judge_name] for role in _ROLES])
         groups = self.groups[:: self.samples_per_prompt] * len(_ROLES)
         return split_half(scores.reshape(-1, self.samples_per_prompt), groups, seed=self.seed)
 
@@ -197,7 +199,7 @@ class HeadToHead:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
     def _scoring_judge_figures(self, name: str, description: str) -> dict[str, Any]:
-        means = {role: self._mean(self.measurements[role].judges[name]) for role in _ROLES}
+        means = {role: self._mean(self.measurements[role].judge_scores[name]) for role in _ROLES}
         return {
             "description": description,
             "is_training_reward": name in self.reward_judges,
@@ -212,23 +214,22 @@ class HeadToHead:
         """Computes both policies' accuracy and the paired difference; {} for a judge that does not check answers."""
         if name not in self.answers_by_judge:
             return {}
-        sft, ppo = (self.answers_by_judge[name][role] for role in _ROLES)
-        accuracies = {
-            strictness: {
-                "sft": sft[strictness].to_json(),
-                "ppo": ppo[strictness].to_json(),
-                "difference": self._mean((ppo[strictness].right - sft[strictness].right).ravel().tolist()),
+        accuracies = {}
+        for strictness, sft in self.answers_by_judge[name]["sft"].items():
+            ppo = self.answers_by_judge[name]["ppo"][strictness]
+            accuracies[strictness] = {
+                "sft": sft.to_json(),
+                "ppo": ppo.to_json(),
+                "difference": self._mean((ppo.correct - sft.correct).ravel().tolist()),
             }
-            for strictness in ppo
-        }
         return {"checks_answers": True, "answers": accuracies}
 
     def _pair_judge_figures(self, name: str) -> dict[str, Any]:
         judge = next(candidate for candidate in self.evaluator.panel.pair_judges if candidate.name == name)
         reports = self.pair_reports[name]
         figures: dict[str, object] = {"description": judge.description}
-        if name in self.measurements["sft"].judges:  # it also rated single completions
-            figures |= {role: self._mean(self.measurements[role].judges[name]) for role in _ROLES}
+        if name in self.measurements["sft"].judge_scores:  # it also rated single completions
+            figures |= {role: self._mean(self.measurements[role].judge_scores[name]) for role in _ROLES}
         figures |= {
             "win_rate": reports["ppo"].win_rate.to_json(),
             "control": reports["control"].win_rate.to_json(),
@@ -244,7 +245,7 @@ class HeadToHead:
         logprobs = {"predictions": measurements.logprobs, "references": measurements.ref_logprobs}
         return {
             **({"reward": self._mean(measurements.reward)} if measurements.reward else {}),
-            "judge": self._mean(measurements.judges[self.judge_name]),
+            "judge": self._mean(measurements.judge_scores[self.judge_name]),
             "kl": cached_metric("kl_divergence").compute(**logprobs, prompts=prompt_keys, seed=self.seed),
             "exact_kl": self._mean(measurements.exact_kl),
             "length": self._mean(measurements.length),
@@ -269,7 +270,7 @@ class HeadToHead:
         ppo, sft = (self.measurements[role] for role in ("ppo", "sft"))
         values_by_name = {
             "reward": (ppo.reward, sft.reward),
-            "judge": (ppo.judges[self.judge_name], sft.judges[self.judge_name]),
+            "judge": (ppo.judge_scores[self.judge_name], sft.judge_scores[self.judge_name]),
             "length": (ppo.length, sft.length),
             "eos_rate": (ppo.ended, sft.ended),
             "repetition": tuple([repetition(text) for text in policy.completions] for policy in (ppo, sft)),
@@ -292,7 +293,7 @@ class HeadToHead:
         return bootstrap_mean(values, self.groups, seed=self.seed).to_json()
 
     def _win_rate(self, role: str, judge: str) -> dict[str, Any]:
-        scores, sft_scores = self.measurements[role].judges[judge], self.measurements["sft"].judges[judge]
+        scores, sft_scores = self.measurements[role].judge_scores[judge], self.measurements["sft"].judge_scores[judge]
         estimate: dict[str, object] = cached_metric("win_rate").compute(
             predictions=scores, references=sft_scores, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
         )
@@ -302,7 +303,7 @@ class HeadToHead:
         """Returns (N,): 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
         if self.judge_name in self.pair_reports:
             return np.asarray(self.pair_reports[self.judge_name]["ppo"].scores)
-        return preference_scores(*(self.measurements[role].judges[self.judge_name] for role in ("ppo", "sft")))
+        return preference_scores(*(self.measurements[role].judge_scores[self.judge_name] for role in ("ppo", "sft")))
 
     def _win_rate_at_equal_length(self) -> dict[str, Any]:
         ppo_lengths, sft_lengths = (self.measurements[role].length for role in ("ppo", "sft"))
@@ -315,7 +316,7 @@ class HeadToHead:
         agreement: dict[str, object] = {}
         for role in _ROLES:
             # For each policy alone, because the difference between policies would inflate the correlation.
-            reward, judge_scores = self.measurements[role].reward, self.measurements[role].judges[self.judge_name]
+            reward, judge_scores = self.measurements[role].reward, self.measurements[role].judge_scores[self.judge_name]
             estimate = correlation(reward, judge_scores, self.groups, seed=self.seed, ranks=True)
             agreement[role] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
@@ -377,7 +378,7 @@ def head_to_head(
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by the judge's name.
-        group: How to group prompts that ask the same question: `by` of `group_rows`.
+        group: How to group prompts that ask the same question; see the argument `by` of `group_rows`.
 
     Returns:
         The measurements of all three.
@@ -405,7 +406,7 @@ def head_to_head(
     answers_by_judge = {
         judge.name: {
             role: {
-                strictness: replace(answers, prompts=row_groups)
+                strictness: replace(answers, groups=row_groups)
                 for strictness, answers in check_answers_by_strictness(
                     judge, prompts, measurements[role].completions, columns, samples_per_prompt=samples_per_prompt
                 ).items()
@@ -416,9 +417,9 @@ def head_to_head(
         if is_answer_checker(judge)
     }
     has_group_column = group not in (None, NEAR_DUPLICATES)
-    paraphrases = 0 if has_group_column else count_possible_paraphrases(rows["prompt"], row_groups)
-    if paraphrases:
-        log.warning("%s", paraphrase_warning(paraphrases, GROUP_REMEDY))
+    possible_paraphrases = 0 if has_group_column else count_possible_paraphrases(rows["prompt"], row_groups)
+    if possible_paraphrases:
+        log.warning("%s", paraphrase_warning(possible_paraphrases, GROUP_REMEDY))
     return HeadToHead(
         evaluator,
         measurements,
@@ -429,7 +430,7 @@ def head_to_head(
         checks or {},
         answers_by_judge,
         row_groups,
-        paraphrases,
+        possible_paraphrases,
     )
 
 

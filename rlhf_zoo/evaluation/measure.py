@@ -96,7 +96,7 @@ class Evaluator:
         return self.panel.scoring_judges[0]
 
     @property
-    def with_headline_judge(self) -> Evaluator:
+    def with_only_headline_judge(self) -> Evaluator:
         """A copy with only the headline judge."""
         return replace(self, panel=Panel(self.panel.scoring_judges[:1]))
 
@@ -169,7 +169,7 @@ class PolicyMeasurements:
         reward: The training reward; [] if there is no reward.
         length: The number of tokens.
         ended: Whether the completion ended by itself.
-        judges: Name of the judge -> its scores.
+        judge_scores: Name of the judge -> its scores.
         exact_kl: Σ_t KL(π‖π_SFT) of the distributions that the tokens were sampled from, nats per completion. The mean
             estimates the same quantity as the mean of `kl`, with less noise.
         logprobs: Log π of each sampled token, nats.
@@ -181,7 +181,7 @@ class PolicyMeasurements:
     reward: list[float]
     length: list[int]
     ended: list[bool]
-    judges: dict[str, list[float]]
+    judge_scores: dict[str, list[float]]
     exact_kl: list[float]
     logprobs: list[list[float]]
     ref_logprobs: list[list[float]]
@@ -207,7 +207,7 @@ class PolicyMeasurements:
         return {
             "completion": self.completions[index],
             "reward": self.reward[index] if self.reward else None,
-            "judge": self.judges[judge][index],
+            "judge": self.judge_scores[judge][index],
             "kl": self.kl[index],
             "length": self.length[index],
             "ended": self.ended[index],
@@ -264,7 +264,7 @@ def measure(
     key = {
         "measured": desc,
         "policy": [policy.name_or_path, model_fingerprint(policy, evaluator.tokenizer)],
-        "judges": [judge.name for judge in evaluator.panel.scoring_judges],
+        "judge_names": [judge.name for judge in evaluator.panel.scoring_judges],
         "seed": seed,
     }
     return PolicyMeasurements(**evaluator.saved_measurements.get(key, lambda: dict(vars(measure_now()))))
@@ -320,7 +320,7 @@ def _measure(
         reward=reward,
         length=samples.lengths,
         ended=samples.ended,
-        judges=judge_scores,
+        judge_scores=judge_scores,
         exact_kl=exact_kls,
         logprobs=logprobs,
         ref_logprobs=ref_logprobs,

@@ -19,20 +19,20 @@ class Answers:
     """S answers to each of P prompts.
 
     Attributes:
-        right: (P, S) 1 for a right answer, else 0.
+        correct: (P, S) 1 for a right answer, else 0.
         parsed: (P, S) the answer parsed from each text: equal for equal answers, None if it could not be parsed.
             Without it there is no majority vote.
-        prompts: (P,) a key for each prompt; intervals treat rows with equal keys as one group. None if all differ.
+        groups: (P,) a key for each prompt; intervals treat prompts with equal keys as one group. None if all differ.
     """
 
-    right: Floats
+    correct: Floats
     parsed: Sequence[Sequence[Hashable]] | None = None
-    prompts: Sequence[Hashable] | None = None
+    groups: Sequence[Hashable] | None = None
 
     @property
     def samples_per_prompt(self) -> int:
         """The number of answers per prompt, S."""
-        return int(self.right.shape[1])
+        return int(self.correct.shape[1])
 
     def pass_at(self, k: int) -> Floats:
         """Estimates pass@k, the probability that at least one of k answers is right, without bias.
@@ -52,7 +52,7 @@ class Answers:
         if size < k:
             raise ValueError(f"pass@{k} needs {k} answers per prompt; there are {size}.")
         # math.comb is exact, and 0 if fewer than k answers are wrong.
-        return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
+        return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.correct.sum(1)])
 
     def majority_correct(self) -> Floats:
         """Computes whether the most frequent answer is right (self-consistency). Unreadable answers do not vote.
@@ -68,7 +68,7 @@ class Answers:
         if self.parsed is None:
             raise ValueError("A majority vote needs the parsed answers: pass `parsed`.")
         return np.array(
-            [_majority_credit(answers, right) for answers, right in zip(self.parsed, self.right, strict=True)]
+            [_majority_credit(answers, right) for answers, right in zip(self.parsed, self.correct, strict=True)]
         )
 
     def joint_figures(self) -> dict[str, Floats]:
@@ -80,15 +80,15 @@ class Answers:
 
     def to_json(self) -> dict[str, Any]:
         """Returns accuracy, pass_at by k (powers of two, and S), and majority_at S, each {value, ci95, n}."""
-        prompts = range(len(self.right)) if self.prompts is None else self.prompts
+        groups = range(len(self.correct)) if self.groups is None else self.groups
         samples = self.samples_per_prompt
         sizes = sorted({samples, *(2**power for power in range(samples.bit_length()))})
         figures: dict[str, object] = {
-            "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(samples)]).to_json(),
-            "pass_at": {str(k): mean_share(self.pass_at(k), prompts).to_json() for k in sizes},
+            "accuracy": accuracy(self.correct.ravel(), [group for group in groups for _ in range(samples)]).to_json(),
+            "pass_at": {str(k): mean_share(self.pass_at(k), groups).to_json() for k in sizes},
         }
         if self.parsed is not None:
-            figures["majority_at"] = {str(samples): mean_share(self.majority_correct(), prompts).to_json()}
+            figures["majority_at"] = {str(samples): mean_share(self.majority_correct(), groups).to_json()}
         return figures
 
 

@@ -62,7 +62,7 @@ class RolloutFindings:
             verifiable.
         judge_check: The judge's results on pairs of known order; None without such pairs.
         possible_paraphrases: Number of prompts that may ask the same question as a prompt of another group; 0 if they
-            are few, or if the groups were given.
+            are less than half of the prompts, or if the files name the groups.
         may_be_right_answers: Whether a program could perhaps check the completions, but none did: they are short, or
             their rewards have at most two values.
     """

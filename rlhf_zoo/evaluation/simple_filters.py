@@ -105,7 +105,7 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples_per_prompt: 
         reaches PPO's mean score by the judge, or else the filter with the highest score.
     """
     _, prompts, columns = repeat_prompts(rows, samples_per_prompt)
-    evaluator = comparison.evaluator.with_headline_judge
+    evaluator = comparison.evaluator.with_only_headline_judge
     pool = measure(
         evaluator.reference,
         evaluator,
@@ -115,9 +115,11 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples_per_prompt: 
         desc="filtering SFT's samples",
         columns=columns,
     )
-    judge = np.reshape(pool.judges[comparison.judge_name], (-1, samples_per_prompt))
+    judge = np.reshape(pool.judge_scores[comparison.judge_name], (-1, samples_per_prompt))
     sft, ppo = (
-        np.reshape(comparison.measurements[side].judges[comparison.judge_name], (-1, comparison.samples_per_prompt))
+        np.reshape(
+            comparison.measurements[side].judge_scores[comparison.judge_name], (-1, comparison.samples_per_prompt)
+        )
         for side in ("sft", "ppo")
     )
     reward = np.reshape(pool.reward, (-1, samples_per_prompt))

@@ -136,7 +136,7 @@ class Trajectory:
 
     def _policy(self, step: int, policy: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(policy, name) for name in ("kl", "reward", "judge"))
-        wins = preference_scores(policy.judges[self.judge], self.sft.judges[self.judge])
+        wins = preference_scores(policy.judge_scores[self.judge], self.sft.judge_scores[self.judge])
         wins_by_prompt = wins.reshape(self.prompt_count, -1).mean(1)
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins_by_prompt, report)
 
@@ -175,7 +175,7 @@ class Trajectory:
         return {"schema": 1, "seed": self.seed, "steps": steps, **means}
 
     def _values(self, policy: PolicyMeasurements, name: str) -> Sequence[float]:
-        return {"reward": policy.reward, "judge": policy.judges[self.judge], "kl": policy.exact_kl}[name]
+        return {"reward": policy.reward, "judge": policy.judge_scores[self.judge], "kl": policy.exact_kl}[name]
 
     def _by_prompt(self, policy: PolicyMeasurements, name: str) -> NDArray[np.float64]:
         return np.reshape(self._values(policy, name), (self.prompt_count, self.samples_per_prompt)).mean(1)
@@ -240,7 +240,7 @@ def evaluate_checkpoints(
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
     # The verdict uses only the headline judge, so other judges do not score the checkpoints.
-    judge, evaluator = evaluator.judge.name, evaluator.with_headline_judge
+    judge, evaluator = evaluator.judge.name, evaluator.with_only_headline_judge
     # The probes compare with SFT under other random numbers. Under the same random numbers, a policy that hardly
     # changed would write the same texts as SFT.
     sft = measure_policy(evaluator.reference, "validating SFT")
@@ -255,7 +255,7 @@ def evaluate_checkpoints(
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, measurements, report))
     # From here on, `measurements`, `policy_completions` and `report` are those of the last checkpoint.
-    scores = [np.reshape(policy.judges[judge], (count, -1)) for policy in (sft, measurements)]
+    scores = [np.reshape(policy.judge_scores[judge], (count, -1)) for policy in (sft, measurements)]
     return Trajectory(
         count,
         config.checkpoint_samples,
@@ -313,7 +313,7 @@ def _completions(
     groups: Sequence[int],
     seed: int,
 ) -> Completions:
-    judge_scores = measurements.judges[evaluator.judge.name]
+    judge_scores = measurements.judge_scores[evaluator.judge.name]
 
     def prompt_dependence() -> list[float] | None:
         return measure_dependence(

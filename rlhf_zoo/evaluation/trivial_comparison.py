@@ -111,7 +111,10 @@ def _score_policy(
         policy,
         judge=bootstrap_mean(judge_scores, groups, seed=seed),
         win_rate=win_rate(
-            judge_scores, comparison.measurements["sft"].judges[comparison.judge_name], groups, tolerance=TIE_TOLERANCE
+            judge_scores,
+            comparison.measurements["sft"].judge_scores[comparison.judge_name],
+            groups,
+            tolerance=TIE_TOLERANCE,
         ),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

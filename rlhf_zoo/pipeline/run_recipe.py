@@ -369,7 +369,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                     "train again and replace them."
                 )
         folders.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, PPO starts from it
-        evaluator = make_evaluator(context, folders["sft"]).with_headline_judge
+        evaluator = make_evaluator(context, folders["sft"]).with_only_headline_judge
         keys = [(SHOW_STREAM, index) for index in range(len(prompts))]
         measurements = {
             stage: measure(
@@ -402,7 +402,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                 "base" if stage == "sft" and start != "SFT" else stage.upper(),
                 Text(measurement.completions[index].strip("\n")),
                 f"{measurement.reward[index]:.2f}",
-                f"{measurement.judges[judge][index]:.2f}",
+                f"{measurement.judge_scores[judge][index]:.2f}",
                 f"{measurement.kl[index]:.2f}",
             )
     console.print(table)

@@ -70,7 +70,7 @@ def test_majority_votes_use_parsed_answers(
     assert checked.parsed == answers["strict" if lenient is None else "lenient"].parsed, (
         "a number without a marker is any number"
     )
-    assert answers["strict"].right.tolist() == [[1, 1], [0, 0]] and answers["strict"].majority_correct().tolist() == [
+    assert answers["strict"].correct.tolist() == [[1, 1], [0, 0]] and answers["strict"].majority_correct().tolist() == [
         1,
         0,
     ]

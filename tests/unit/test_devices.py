@@ -123,7 +123,11 @@ def test_measurements_are_same_when_batches_are_halved() -> None:
 
     whole, halved = measured(None), measured(2)
     assert sizes == [len(PROMPTS)] * 2
-    assert (halved.completions, halved.tokens, halved.judges) == (whole.completions, whole.tokens, whole.judges)
+    assert (halved.completions, halved.tokens, halved.judge_scores) == (
+        whole.completions,
+        whole.tokens,
+        whole.judge_scores,
+    )
     for name in ("reward", "exact_kl", "kl", "ref_logprob_sums"):
         assert getattr(halved, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
     tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]

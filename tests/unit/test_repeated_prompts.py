@@ -77,8 +77,8 @@ def test_points_resample_equal_prompts_together() -> None:
     assert point.rate(right[:, 0]).ci95 == mean_share(right[:, 0], names).ci95
     np.testing.assert_allclose(point.by_prompt(values), values.reshape(4, 3).mean(1))
     each = [name for name in names for _ in range(2)]
-    assert Answers(right, prompts=names).to_json()["accuracy"] == mean_share(right.ravel(), each).to_json()
-    different = Answers(right, prompts=[*map(str, range(12))]).to_json()
+    assert Answers(right, groups=names).to_json()["accuracy"] == mean_share(right.ravel(), each).to_json()
+    different = Answers(right, groups=[*map(str, range(12))]).to_json()
     assert different == Answers(right).to_json(), "as ever, where no two are equal"
 
 

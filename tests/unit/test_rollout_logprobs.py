@@ -129,7 +129,7 @@ def test_samples_of_evaluation_are_both_sides_of_probe(tmp_path, home):
     for side in ("ppo", "sft"):
         read = read_rollouts(samples, side=side)
         measured = comparison.measurements[side]
-        assert read.texts == measured.completions and read.judge_scores == measured.judges["judge"]
+        assert read.texts == measured.completions and read.judge_scores == measured.judge_scores["judge"]
         assert read.conversations == [rows[number // 2]["prompt"] for number in range(24)] and read.rewards is None
     scored, _ = add_logprobs(read, read, ModelOptions(folder, DEFAULT_HUB), seed=1)
     own = by_hand("[system]s[user]tell me about item 5[assistant]", read.texts[10])

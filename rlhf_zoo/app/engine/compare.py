@@ -70,7 +70,7 @@ class Comparison:
         tokenizer: The tokenizer of both policies.
         reward: Scores completions; None if there is no reward model.
         critic: The critic of the PPO policy; None if there is no critic.
-        rules: Scores completions if there is no reward model; None to show no scores.
+        rules: Scores completions if there is no reward model; None if there are no rules.
         limits: Bounds of one request; None for the default `Limits`.
     """
 
@@ -116,7 +116,7 @@ class Comparison:
             reward: The reward model. Several models form an ensemble. None or an empty sequence for no reward model.
             reward_kwargs: Other keyword arguments of `load_reward`.
             loader: Name of the class or function that loads the reward model; see `load_reward_model`.
-            rules: Scores completions if there is no reward model; None to show no scores.
+            rules: Scores completions if there is no reward model; None if there are no rules.
             device: Device of the models; None for the accelerator if there is one, otherwise the CPU.
             limits: Bounds of one request; None for the default `Limits`.
 
@@ -350,6 +350,7 @@ class Comparison:
         )
         wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)
         completion.finish(wrapped_prompt)
+        # Decode again, because rewards read the text without thoughts if the recipe removes them.
         if self._reward is not None or self.rules is not None:
             (text,) = decode_completions(self._tokenizer, [wrapped_prompt], [request.prompt_ids], [token_ids])
         if self.rules is not None:

@@ -88,7 +88,7 @@ class FinishedRun:
     @property
     def evaluator(self) -> Evaluator:
         """The evaluator, with the headline judge only."""
-        return self._evaluator.with_headline_judge
+        return self._evaluator.with_only_headline_judge
 
     def extra_metrics(self, texts: Sequence[str]) -> dict[str, Floats]:
         """Scores completions by rules other than the headline judge.
