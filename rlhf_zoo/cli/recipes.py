@@ -159,9 +159,8 @@ def _check_models_and_data(
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
     from ..runs.checks.models import (
-        check_label,
+        check_named_models,
         check_response_length,
-        check_tokenizers,
         count_rows_cut_by_sft,
         named_models,
     )
@@ -187,9 +186,8 @@ def _check_models_and_data(
     unchecked |= {
         f"the context of {model.name}": model.problem for model in models.values() if model.problem is not None
     }
+    check_named_models(models, settings_by_stage)
     if (ppo := settings_by_stage.get("ppo")) is not None:
-        check_label(models, ppo)
-        check_tokenizers(models, ppo)
         check_response_length(config, ppo, models.get("policy"))
         names = choose_judge(config.evaluation, ppo).judge_names
         check_judges_available(names, config.evaluation.llm_settings, hub=None)

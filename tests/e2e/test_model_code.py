@@ -56,9 +56,11 @@ def resolve_published(hub: ThreadHub, repo: str) -> Path:
 
 
 def test_remote_code_runs_only_with_flag_and_is_published(hub: ThreadHub, recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* pass {TRUST_CODE_FLAG}"):
-        run_command(hub, "run", "mine")
+    for words in (("recipes", "validate", "mine"), ("run", "mine")):
+        with pytest.raises(ZooError, match=f"The model {BASE} needs program code of its own .* pass {TRUST_CODE_FLAG}"):
+            run_command(hub, *words)
     assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
+    run_command(hub, "recipes", "validate", "mine", TRUST_CODE_FLAG)
     run_command(hub, "sft", "mine", TRUST_CODE_FLAG, "--push_to_hub", "--max_steps", "1")
     assert (tmp_path / "ran").exists() and not is_code_trusted()
     remote_code = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]

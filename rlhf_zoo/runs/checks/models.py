@@ -147,14 +147,22 @@ def _missing_model_fix(key: str) -> str:
     return f"check {key}, --hub and --source_hub."
 
 
-def _check_named_models(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
-    """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit."""
+def check_named_models(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
+    """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit.
+
+    Args:
+        models: Role -> model. A model without files is not checked.
+        stages: Stage -> settings.
+
+    Raises:
+        ZooError: A model cannot be used.
+    """
     for model in models.values():
         if needs_remote_code(model.config) and not is_code_trusted():
             raise ZooError(untrusted_message(f"The model {model.name}"))
     if "ppo" in stages:
-        check_label(models, stages["ppo"])
-        check_tokenizers(models, stages["ppo"])
+        _check_label(models, stages["ppo"])
+        _check_tokenizers(models, stages["ppo"])
     policy = models.get("policy")
     if policy is None or "reward" not in stages or not needs_remote_code(policy.config):
         return
@@ -165,16 +173,8 @@ def _check_named_models(models: Mapping[str, NamedModel], stages: Mapping[str, S
         )
 
 
-def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
-    """Checks that reward_label names an output of each reward model.
-
-    Args:
-        models: Role -> model.
-        ppo: Settings of the PPO stage.
-
-    Raises:
-        ZooError: The label is not an output of a model, or is not set although a model has several outputs.
-    """
+def _check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
+    """Checks that reward_label names an output of each reward model, and is set if a model has several outputs."""
     label = ppo.trainer.reward_label
     for role, name in reward_roles(ppo.data.reward_model_path).items():
         if name == "reward" or is_ensemble_member(name):  # the reward stage trains models with one output
@@ -186,15 +186,10 @@ def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
             label_index(labels, label, name=model.name, label2id=model.config.get("label2id"))
 
 
-def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
+def _check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
     """Checks the tokenizers of PPO's policy and reward models, except those of models that a stage produces.
 
-    Args:
-        models: Role -> model.
-        ppo: Settings of the PPO stage.
-
-    Raises:
-        ZooError: A tokenizer pads with EOS, or has more tokens than its model has embeddings.
+    A tokenizer must not pad with EOS, nor have more tokens than its model has embeddings.
     """
     pads = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
     if ppo.model.model_name_or_path not in (None, *STAGES):  # the SFT stage sets the PAD of its own policy
@@ -229,7 +224,7 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     """
     stages = stages_to_train(context)
     models = named_models(stages, context.hub)
-    _check_named_models(models, stages)
+    check_named_models(models, stages)
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
         if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):
