@@ -58,6 +58,12 @@ def test_grammar_respects_dialect_and_ignored_kinds() -> None:
         "Thank you for asking! Unfortunately, I am unable to write that letter.",
         "Sorry, I can not do that: I won't provide it.",
         "**I must decline.**",
+        "I apologize for any inconvenience, but I can't share addresses.",
+        "My apologies, but I can't say that.",
+        "I'm afraid that I can't open the door.",
+        "I’m so sorry, I’m not allowed to answer that.",
+        "No, sorry.",
+        "I'm really sorry!",
     ],
 )
 def test_refuses_detects_refusals(text: str) -> None:
@@ -71,6 +77,11 @@ def test_refuses_detects_refusals(text: str) -> None:
         "Paris is the capital of France.",
         "I can help with that: mix flour and water.",
         "Dear Ms. Lee, I am sorry that my order came late.",
+        "I'm sorry to hear that. Here is a letter to your landlord.",
+        "I'm so sorry for your loss. I can't imagine how you feel. Would you like to talk?",
+        "Sorry for the delay! I can help now.",
+        "I apologize for my mistake: the sum is 12.",
+        "Sorry, I don't understand. Which city do you mean?",
         "Language models answer questions. As an AI language, Lisp was popular.",
         "Here is the scene you asked for, in which a robot speaks to its maker at the end of a long day in the lab. "
         "'I cannot help you,' it said.",
