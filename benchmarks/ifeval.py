@@ -121,20 +121,27 @@ def check_answer(row: Row, answer: str, skipped: Counter[str], package: str | No
     return results  # type: ignore[return-value]
 
 
-def bootstrap_interval(clusters: Sequence[tuple[int, int]]) -> list[float]:
-    """Bootstraps the 95% interval of a share. Each prompt is a cluster: (instructions followed, instructions)."""
-    rng, shares = random.Random(0), []
+def bootstrap_interval(*shares: Sequence[tuple[int, int]]) -> list[float]:
+    """Bootstraps the 95% interval of the mean of shares over the same prompts, which are resampled together.
+
+    Args:
+        *shares: For each prompt, (instructions followed, instructions).
+    """
+    rng, means = random.Random(0), []
     for _ in range(RESAMPLES):
-        drawn = rng.choices(clusters, k=len(clusters))
-        shares.append(sum(part for part, _ in drawn) / max(1, sum(total for _, total in drawn)))
-    shares.sort()
-    return [round(shares[int(RESAMPLES * quantile)], 4) for quantile in (0.025, 0.975)]
+        drawn = rng.choices(range(len(shares[0])), k=len(shares[0]))
+        means.append(sum(_share([clusters[index] for index in drawn]) for clusters in shares) / len(shares))
+    means.sort()
+    return [round(means[int(RESAMPLES * quantile)], 4) for quantile in (0.025, 0.975)]
+
+
+def _share(clusters: Sequence[tuple[int, int]]) -> float:
+    return sum(part for part, _ in clusters) / max(1, sum(total for _, total in clusters))
 
 
 def accuracy(clusters: Sequence[tuple[int, int]]) -> dict[str, Any]:
     total = sum(count for _, count in clusters)
-    share = sum(part for part, _ in clusters) / max(1, total)
-    return {"share": round(share, 4), "interval": bootstrap_interval(clusters), "n": total}
+    return {"share": round(_share(clusters), 4), "interval": bootstrap_interval(clusters), "n": total}
 
 
 def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = None) -> dict[str, Any]:
@@ -146,8 +153,9 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
         package: The package that verifies IFEval's kinds; None for our own code.
 
     Returns:
-        Strict and loose accuracy of prompts and of instructions, with intervals; their mean, as on model cards; strict
-        accuracy by kind; the mean number of words; the share of answers that ended; and the skipped kinds.
+        Strict and loose accuracy of prompts and of instructions, and their mean, as on model cards, all with 95%
+        intervals; strict accuracy by kind; the mean number of words; the share of answers that ended; and the skipped
+        kinds.
     """
     skipped: Counter[str] = Counter()
     results = [check_answer(row, answer, skipped, package) for row, (answer, _) in zip(rows, answers, strict=True)]
@@ -155,12 +163,14 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
     if not scored:
         raise ZooError(f"None of the kinds of instructions can be verified here: {', '.join(sorted(skipped))}.")
     figures: dict[str, Any] = {"prompts": len(rows), "prompts_scored": len(scored)}
+    clusters = {}
     for index, reading in enumerate(("strict", "loose")):
         by_prompt = [[follows[index] for follows in result] for result in scored]
-        figures[f"prompt_{reading}"] = accuracy([(all(follows), 1) for follows in by_prompt])
-        figures[f"instruction_{reading}"] = accuracy([(sum(follows), len(follows)) for follows in by_prompt])
-    names = [f"{level}_{reading}" for level in ("prompt", "instruction") for reading in ("strict", "loose")]
-    figures["average"] = round(sum(figures[name]["share"] for name in names) / len(names), 4)
+        clusters[f"prompt_{reading}"] = [(all(follows), 1) for follows in by_prompt]
+        clusters[f"instruction_{reading}"] = [(sum(follows), len(follows)) for follows in by_prompt]
+    figures |= {name: accuracy(share) for name, share in clusters.items()}
+    figures["average"] = round(sum(figures[name]["share"] for name in clusters) / len(clusters), 4)
+    figures["average_interval"] = bootstrap_interval(*clusters.values())
     by_kind: dict[str, list[bool]] = {}
     for row, result in zip(rows, results, strict=True):
         if len(result) == len(row["instruction_id_list"]):
@@ -207,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.verifiers is not None:
         figures["second"] = score(rows, answers, options.verifiers)
     options.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    shown = {name: figures[name] for name in ("average", "prompt_strict", "words", "ended", "skipped")}
+    names = ("average", "average_interval", "prompt_strict", "words", "ended", "skipped")
+    shown = {name: figures[name] for name in names}
     if "second" in figures:
         shown["average by the other verifiers"] = figures["second"]["average"]
     print(json.dumps(shown))

@@ -36,8 +36,16 @@ def test_score_reports_strict_and_loose_accuracy() -> None:
     assert figures["prompt_loose"]["share"] == 1
     assert figures["instruction_strict"] == {"share": 0.6667, "interval": [0.5, 1.0], "n": 3}
     assert figures["average"] == pytest.approx((0.5 + 1 + 0.6667 + 1) / 4, abs=1e-4)
+    assert figures["average_interval"] == [(0 + 1 + 0.5 + 1) / 4, 1.0], "of draws with one prompt twice"
     assert figures["kinds_strict"]["startend:quotation"] == [1, 1]
     assert (figures["words"], figures["ended"], figures["skipped"]) == (2.5, 0.5, {})
+
+
+def test_interval_of_mean_resamples_prompts_together() -> None:
+    even, odd = [(1, 1), (0, 1)] * 10, [(0, 1), (1, 1)] * 10
+    low, high = ifeval.bootstrap_interval(even)
+    assert low < 0.35 and high > 0.65
+    assert ifeval.bootstrap_interval(even, odd) == [0.5, 0.5]
 
 
 def test_constant_text_is_scored_without_model(prompts: Path, tmp_path: Path) -> None:
