@@ -460,6 +460,19 @@ def test_new_escapes_column_names_in_output(capsys: pytest.CaptureFixture[str]) 
     assert not [line for line in output.splitlines() if line.startswith("reward_funcs: [evil]")]
 
 
+@pytest.mark.parametrize(("column", "long"), [("text", True), ("text", False), ("prompt", True)])
+def test_new_suggests_cutting_long_texts(
+    column: str, long: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf_zoo.pipeline.new.sizes.MAX_RESPONSE", 32)
+    miniatures.save("GPT-2", Path("base"))
+    text = "x " * (40 if long else 3)
+    schemas.write_data(Path("texts"), [{column: f"{text}{row}", "completion": "y"} for row in range(80)])
+    zoo("new", "mine", "--model", "base", "--prompts", "texts", "--reward", "length")
+    hint = """LONG, because they are complete texts: --columns '{prompt: "{text:8 words}"}' cuts them"""
+    assert (hint in " ".join(capsys.readouterr().out.split())) == (column == "text" and long)
+
+
 def test_new_truncates_prompts_by_placeholder() -> None:
     miniatures.save("GPT-2", Path("base"))
     schemas.write_data(Path("texts"), [{"text": f"one two three four five six {row} eight"} for row in range(80)])

@@ -106,7 +106,10 @@ def choose_sizes(
         text_p95 = _percentile_95(text_lengths)
         text_length = min(context_length, MAX_TOKENS, max(16, _round_up(text_p95)))
         decisions.add("max_length", text_length, f"95% of texts have at most {text_p95} tokens")
-    decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_p95} tokens")
+    prompt_reason = f"95% of {len(lengths)} prompts have at most {prompt_p95} tokens"
+    if ppo.keys["columns"].get("prompt") == "text" and prompt_p95 > MAX_RESPONSE:
+        prompt_reason += """; LONG, because they are complete texts: --columns '{prompt: "{text:8 words}"}' cuts them"""
+    decisions.add("max_prompt_length", prompt_length, prompt_reason)
     if answer_lengths:
         answer_reason = f"twice the {_percentile_95(answer_lengths)} tokens that 95% of answers do not exceed; "
     reason = f"{answer_reason}at most {MAX_RESPONSE}, and no more than prompts leave of the context"
