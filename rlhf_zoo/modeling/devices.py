@@ -1,5 +1,6 @@
 """Moves models between devices, and halves batches that do not fit into memory."""
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -149,10 +150,12 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_cache() -> None:
-    """Collects garbage, and returns the memory that the accelerator's allocator has cached to the device."""
+    """Collects garbage, and returns freed memory that the allocators of the accelerator and of glibc have kept."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def as_memory_error(error: Exception, *, fix: str) -> ZooError | None:

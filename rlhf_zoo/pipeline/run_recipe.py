@@ -14,6 +14,7 @@ from ..hub.client.publish import folders_have_same_weights
 from ..hub.client.refs import resolve
 from ..modeling import distributed
 from ..modeling.chat import plain_text
+from ..modeling.devices import free_cache
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..modeling.reserved_columns import columns_for_functions
@@ -84,7 +85,9 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
         if stage == "ppo" and not context.preflight_passed:
             _warn_if_evaluation_would_fail(context)
         run_function = evaluate.run if stage == "eval" else STAGES[stage].load("run")
-        return run_function(context, publisher)
+        stage_ran: bool = run_function(context, publisher)
+        free_cache()  # a trainer and its callbacks refer to each other, and would keep the models during the next stage
+        return stage_ran
 
 
 def _warn_if_evaluation_would_fail(context: RunContext) -> None:

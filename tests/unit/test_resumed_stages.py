@@ -1,10 +1,12 @@
 """SFT and reward stages: resumed they log what an uninterrupted one logs, and they say what they do not learn from."""
 
+import gc
 import hashlib
 import json
 import shutil
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +273,25 @@ def test_pairs_with_equal_sides_are_counted(caplog: pytest.LogCaptureFixture) ->
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_finished_stage_leaves_no_model_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models, make_trainer = [], sft.make_trainer
+
+    def make_and_watch(*args: Any, **kwargs: Any) -> Any:
+        trainer = make_trainer(*args, **kwargs)
+        models.append(weakref.ref(trainer.model))
+        return trainer
+
+    monkeypatch.setattr(sft, "make_trainer", make_and_watch)
+    own = {**COMMON, "model_name_or_path": str(folder / "base"), "dataset_test_split": None, "max_length": 16}
+    context = replace(make_context(folder), flags={"sft": {**own, "max_steps": 1}})
+    gc.disable()
+    try:
+        assert pipeline.run_stage(context, "sft")
+    finally:
+        gc.enable()
+    assert [model() for model in models] == [None]
 
 
 def test_separate_stages_read_data_recorded_by_first_stage(folder: Path) -> None:
