@@ -147,6 +147,17 @@ def plain(page: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
+def test_reveal_names_base_model():
+    pair = drawn(PPO, SFT, verdict="right")
+    page = plain(
+        reveal_html(
+            dataclasses.replace(pair, snapshot=dataclasses.replace(pair.snapshot, initial_policy="the base")),
+            CONTENDERS,
+        )
+    )
+    assert page.startswith("You preferred the base. The reward prefers PPO.") and "Right: base" in page
+
+
 @pytest.mark.parametrize(
     ("verdict", "side", "told"),
     [

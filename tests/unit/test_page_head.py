@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rlhf_zoo.app.page.head import header_html
+from rlhf_zoo.app.page.head import header_html, link_preview
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.publishing.catalog.lineage import Lineage
 
@@ -31,6 +31,9 @@ def test_head_calls_base_model_by_its_name() -> None:
     for name in ("sft", "maker/chat"):
         card = {"stage": "ppo", "settings": {"model_name_or_path": name}, "evaluation": {"win_rate": win_rate}}
         model = Checkpoint("a/b", Path("b"))
-        heads.append(re.sub(r"<[^>]+>", "", header_html(Lineage(model, model, None, card))))
-    assert "win rate over SFT 0.5" in heads[0] and "SFT a/b" in heads[0]
-    assert "win rate over the base model 0.5" in heads[1] and "SFT, here the base model a/b" in heads[1]
+        lineage = Lineage(model, model, None, card)
+        heads.append(re.sub(r"<[^>]+>", "", header_html(lineage)) + link_preview(lineage)[0])
+    assert "win rate over SFT 0.5" in heads[0] and "SFT a/b" in heads[0] and heads[0].startswith("SFT and PPO, side")
+    assert heads[0].endswith("b: SFT and PPO, side by side")
+    assert "win rate over the base model 0.5" in heads[1] and "base model a/b" in heads[1] and "SFT" not in heads[1]
+    assert heads[1].startswith("The base and PPO, side") and heads[1].endswith("b: the base and PPO, side by side")

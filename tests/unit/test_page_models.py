@@ -75,6 +75,19 @@ def test_repository_without_tags_has_no_runs(monkeypatch: pytest.MonkeyPatch, tm
     assert runs == [] and problem == "local/x has no checkpoint with a tag: publish the steps of its run."
 
 
+@pytest.mark.parametrize(("start", "title"), [("sft", "SFT"), ("maker/chat", "the base")])
+def test_page_names_policy_that_ppo_started_from(
+    start: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys = save_toys(tmp_path)
+    card = {"stage": "ppo", "settings": {"model_name_or_path": start}}
+    models = {role: Checkpoint(str(getattr(toys, role)), getattr(toys, role)) for role in ("ppo", "sft")}
+    monkeypatch.setattr(page_models, "find_lineage", lambda *_, **__: Lineage(**models, reward=None, card=card))
+    comparison = page_models.PageModels.load("toys").comparison
+    *_, snapshot = comparison.with_policy(comparison._policies["ppo"]).stream("the camera", max_new_tokens=2)
+    assert snapshot.initial_policy == title
+
+
 def test_page_of_chat_model_asks_for_message_and_longer_answers(tmp_path: Path) -> None:
     toys = save_toys(tmp_path)
     text = page_models.PageModels(Comparison.load(ppo=toys.ppo, sft=toys.sft), lineage("toys", tmp_path))

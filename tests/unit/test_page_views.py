@@ -13,7 +13,9 @@ from rlhf_zoo.app.page.views import (
     KL_EDGES,
     RATIO_EDGES,
     completion_html,
+    empty_pairs_html,
     figures_html,
+    legend_html,
     pairs_html,
     shade_level,
     summary_html,
@@ -110,6 +112,15 @@ def test_details_of_both_policies_are_in_one_fold(comparison: Comparison) -> Non
     assert not Page(pairs_html(replace(found, done=False), link="?prompt=a")).all("a"), (
         "there is nothing to link to yet"
     )
+
+
+def test_base_model_is_not_called_sft(comparison: Comparison) -> None:
+    found = replace(last(comparison, n=2), initial_policy="the base")
+    html = pairs_html(found)
+    assert Page(html).texts("h3")[:2] == Page(html).texts("h4")[:2] == ["base", "PPO"]
+    pages = (html, summary_html(found), empty_pairs_html("the base"), legend_html("the base"))
+    assert not any("SFT" in page for page in pages)
+    assert "more likely under the base" in pages[-1]
 
 
 def test_finished_completions_are_announced_in_a_sentence(comparison: Comparison) -> None:

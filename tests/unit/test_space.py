@@ -198,6 +198,14 @@ def test_static_page_escapes_text() -> None:
     assert "0.500 (interval not measured)" in page and '<i class="m4 k3" title="log-ratio −7.00' in page
 
 
+def test_static_page_names_base_model() -> None:
+    card = {"stage": "ppo", "settings": {"model_name_or_path": "maker/chat"}}
+    card["evaluation"] = {"ppo": {"kl": {"value": 1.0}}, "win_rate": {"value": 0.5}}
+    page = static_page_html(replace(MODELS, card=card), [])
+    assert "SFT" not in page.partition("</style>")[2]
+    assert "KL to the base, nats" in page and "win rate over the base" in page and "<th>base</th>" in page
+
+
 def test_static_page_handles_missing_figures_and_samples() -> None:
     for card in ({}, {"evaluation": None}, {"evaluation": [1]}, {"evaluation": {"ppo": {"kl": {"value": "x"}}}}):
         page = static_page_html(replace(MODELS, card=card), [])

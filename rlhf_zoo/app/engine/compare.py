@@ -72,6 +72,7 @@ class Comparison:
         critic: The critic of the PPO policy; None if there is no critic.
         rules: Scores completions if there is no reward model; None if there are no rules.
         limits: Bounds of one request; None for the default `Limits`.
+        initial_policy: What sentences call the SFT policy: "the base" if PPO started from a base model.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Comparison:
         critic: PreTrainedModel | ValueHead | None = None,
         rules: RuleRewards | None = None,
         limits: Limits | None = None,
+        initial_policy: str = "SFT",
     ) -> None:
         self._policies = {"sft": _freeze_for_inference(sft), "ppo": _freeze_for_inference(ppo)}
         self._tokenizer = tokenizer
@@ -92,6 +94,7 @@ class Comparison:
         self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
         self._lock = FairLock()
         self.limits = limits or Limits()
+        self.initial_policy = initial_policy
 
     @classmethod
     def load(
@@ -105,6 +108,7 @@ class Comparison:
         rules: RuleRewards | None = None,
         device: str | torch.device | None = None,
         limits: Limits | None = None,
+        initial_policy: str = "SFT",
     ) -> Comparison:
         """Loads checkpoints from folders or the Hub.
 
@@ -119,6 +123,7 @@ class Comparison:
             rules: Scores completions if there is no reward model; None if there are no rules.
             device: Device of the models; None for the accelerator if there is one, otherwise the CPU.
             limits: Bounds of one request; None for the default `Limits`.
+            initial_policy: As for the constructor.
 
         Raises:
             ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers. The log-ratio of a
@@ -143,7 +148,15 @@ class Comparison:
         critic = load_critic(ppo, policies["ppo"])
         if critic is not None:
             move(critic, device)
-        return cls(**policies, tokenizer=tokenizer, reward=reward_model, critic=critic, rules=rules, limits=limits)
+        return cls(
+            **policies,
+            tokenizer=tokenizer,
+            reward=reward_model,
+            critic=critic,
+            rules=rules,
+            limits=limits,
+            initial_policy=initial_policy,
+        )
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
         """Creates a comparison with another PPO policy. It shares the other models and the lock.
@@ -160,6 +173,7 @@ class Comparison:
             critic=critic,
             rules=self.rules,
             limits=self.limits,
+            initial_policy=self.initial_policy,
         )
         comparison._lock = self._lock
         return comparison
@@ -369,6 +383,7 @@ class Comparison:
             ppo=results[request.n :],
             done=all(result.stop is not None for result in results),
             is_chat=self.is_chat,
+            initial_policy=self.initial_policy,
         )
 
 

@@ -91,6 +91,7 @@ class Snapshot:
     Attributes:
         done: Whether all completions are complete.
         is_chat: Whether the prompt is a user's message that the completions answer. Otherwise they continue its text.
+        initial_policy: What sentences call the policy that PPO started from.
     """
 
     prompt: str
@@ -102,6 +103,7 @@ class Snapshot:
     ppo: tuple[PolicyCompletion, ...]
     done: bool
     is_chat: bool = False
+    initial_policy: str = "SFT"
 
     @property
     def n(self) -> int:

@@ -26,7 +26,7 @@ from .charts import Role
 from .html import escape_text, html_attributes, notice_html
 from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_prompt_box
 from .streams import CompletionStreams
-from .views import ROLE_NAMES, figures_html
+from .views import figures_html, role_names
 from .vote_counts import Tally
 from .vote_figures import ModelRevision, votes_html
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Verdict -> label of its button. The keys 1 to 4 give the verdicts in this order.
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
-VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
+VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred {}.", "tie": "You called it a tie.",
         "both_bad": "You rated both bad."}  # fmt: skip
 PAIR_LIFETIME = 3600.0  # seconds for which the server keeps a pair without a verdict
 MAX_INTERVAL_WAIT = 5.0  # seconds to wait after a vote for intervals that include it
@@ -160,11 +160,11 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
         badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<h3>{side.capitalize()}: {ROLE_NAMES[role]}</h3>{badge}"
+            f"<h3>{side.capitalize()}: {role_names(pair.snapshot.initial_policy)[role]}</h3>{badge}"
             f"<span>{escape_text(models[role].name)}</span></header>{figures_html(sample)}</article>"
         )
     sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
-    verdict = VERDICT_SENTENCES[pair.preferred_role or str(pair.verdict)]
+    verdict = VERDICT_SENTENCES[pair.preferred_role or str(pair.verdict)].format(pair.snapshot.initial_policy)
     return (
         f'<section class="zoo-reveal"><p class="zoo-verdict"><b>{verdict}</b> '
         f"{_compare_with_reward(pair)}</p>"
@@ -180,7 +180,8 @@ def _compare_with_reward(pair: Pair) -> str:
         return ""
     higher: Role = "ppo" if ppo > sft else "sft"
     agrees = higher == pair.preferred_role
-    return "The reward agrees." if agrees else f"The reward prefers {ROLE_NAMES[higher]}."
+    name = "PPO" if higher == "ppo" else pair.snapshot.initial_policy
+    return "The reward agrees." if agrees else f"The reward prefers {name}."
 
 
 def _storage_notice_html(tally: Tally | None) -> str:

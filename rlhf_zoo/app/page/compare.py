@@ -20,7 +20,7 @@ from .link import link_address
 from .models import PageModels
 from .sampling import MODEL_QUEUE, SEED_LIMIT, SamplingDefaults, create_controls, create_prompt_box, sampling_arguments
 from .streams import CompletionStreams
-from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html, summary_html
+from .views import ROLE_DESCRIPTIONS, empty_pairs_html, legend_html, pairs_html, role_names, summary_html
 
 #: Quantity that colors the tokens, as labeled on the page -> its value in the style sheet.
 COLOR_CHOICES = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
@@ -164,7 +164,7 @@ def _create_components(
     kl_slider = _create_kl_slider(switch)
     message_view = create_live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
-    initial_html = empty_pairs_html()
+    initial_html = empty_pairs_html(page_models.comparison.initial_policy)
     if example is not None:
         initial_html = pairs_html(example, ppo_label=label, link=link_address(example, defaults))
     pairs_view = gr.HTML(initial_html, elem_id="pairs")
@@ -174,7 +174,7 @@ def _create_components(
         gr.Radio(
             list(COLOR_CHOICES.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True
         )
-        gr.HTML(legend_html())
+        gr.HTML(legend_html(page_models.comparison.initial_policy))
     gr.HTML(_notes_html(page_models))
     controls = ComparisonControls(prompt_box, kl_slider, tuple(sampling))
     return _Tab(controls, compare_button, surprise_button, stop_button, examples, message_view, pairs_view)
@@ -225,16 +225,18 @@ def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snaps
 
 
 def _notes_html(page_models: PageModels) -> str:
+    initial_policy = page_models.comparison.initial_policy
+    start = role_names(initial_policy)["sft"]
     log_ratio = (
-        "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token; for this one completion, the sum over "
-        "its tokens: how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO completions "
-        "is the KL of PPO to SFT."
+        f"<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>{start}</sub> of a token; for this one completion, the sum "
+        "over its tokens: how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO "
+        f"completions is the KL of PPO to {initial_policy}."
     )
     if (kl := page_models.lineage.kl) is not None:
         sample_count = f" over {kl['n']} completions" if isinstance(kl.get("n"), int) else ""
         log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
     exact_kl = (
-        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions of the next token, "
+        f"<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>{start}</sub>) of the two distributions of the next token, "
         "computed exactly over the full vocabulary. <b>Summed KL</b>: the sum over the positions of this completion."
     )
     reward = "<b>Reward</b>: none, because this checkpoint names no reward model."

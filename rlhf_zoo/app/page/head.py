@@ -10,8 +10,6 @@ from ...publishing.catalog.card import Card, CardEstimate, one_line
 from ...publishing.catalog.lineage import Lineage
 from .html import escape_text, format_number, shorten_name
 
-TITLE = "SFT and PPO, side by side"
-
 
 def header_html(lineage: Lineage) -> str:
     """Renders the head of the page.
@@ -19,7 +17,7 @@ def header_html(lineage: Lineage) -> str:
     Args:
         lineage: The compared models and the PPO checkpoint's card, whose texts are escaped.
     """
-    sft_label = "SFT, here the base model" if Card(lineage.card).started_from_base else "SFT"
+    sft_label = "base model" if Card(lineage.card).started_from_base else "SFT"
     models = [("PPO", lineage.ppo.name), (sft_label, lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
     model_names = '<span class="sep">·</span>'.join(
@@ -29,8 +27,9 @@ def header_html(lineage: Lineage) -> str:
     data_note = ""
     if lineage.simulated:
         data_note = "<p>Simulated data: a program wrote the texts, and no person rated anything.</p>"
+    title = Card(lineage.card).comparison_title
     return (
-        f'<div class="zoo"><h1>{TITLE}</h1><p class="zoo-findings">{findings}</p><p>{model_names}</p>{data_note}</div>'
+        f'<div class="zoo"><h1>{title}</h1><p class="zoo-findings">{findings}</p><p>{model_names}</p>{data_note}</div>'
     )
 
 
@@ -43,7 +42,7 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
     findings = "; ".join(unescape(re.sub(r"<[^>]+>", "", html)) for _, html in _findings(Card(lineage.card)))
     name = shorten_name(lineage.ppo.name)
     return (
-        f"{name}: SFT and PPO, side by side",
+        f"{name}: {Card(lineage.card).initial_policy} and PPO, side by side",
         f"One prompt through both policies, with the same random numbers. {findings}.",
     )
 

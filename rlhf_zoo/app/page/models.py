@@ -15,6 +15,7 @@ from ...plugins import REWARDS, load_object, split_settings
 from ...publishing.cards.card import card_json
 from ...publishing.cards.facts import StageFacts
 from ...publishing.catalog.ablation import find_runs
+from ...publishing.catalog.card import Card
 from ...publishing.catalog.lineage import Lineage, find_lineage
 from ...rewards import Rewards
 from ...runs.record import StageRecord
@@ -93,6 +94,7 @@ class PageModels:
             loader=None if skip_loader else loader,
             rules=None if lineage.rewards else _load_rules(lineage, hub),
             limits=LIMITS,
+            initial_policy=Card(lineage.card).initial_policy,
         )
         timeline_runs, problem = _find_timeline_runs(lineage, runs, skip_unreadable=skip_unreadable, hub=hub)
         timeline = None

@@ -10,7 +10,8 @@ from starlette.middleware import Middleware
 
 from ...evaluation.votes.data import HubVotes
 from ...evaluation.votes.limits import VOTES_PER_HOUR
-from .head import TITLE, link_preview
+from ...publishing.catalog.card import Card
+from .head import link_preview
 from .layout import build
 from .models import PageModels
 from .routes import LinkPreview, ServedRoutes
@@ -24,7 +25,7 @@ MAX_THREADS = 64  # streams could take all 40 threads of Gradio's default, and b
 def start(
     page: gr.Blocks,
     *,
-    preview: tuple[str, str] = (TITLE, ""),
+    preview: tuple[str, str] = (Card().comparison_title, ""),
     host: str | None = None,
     port: int | None = None,
     block: bool = False,

@@ -9,12 +9,12 @@ from ...publishing.cards.markdown import estimate
 from ...publishing.catalog.card import Card, CardEstimate, clean
 from ..engine import Snapshot, visible_text
 from ..space.files import SpaceModels
-from .views import legend_html, pairs_html
+from .views import legend_html, pairs_html, role_names
 
 #: Key of an estimate in the card -> its name on the page.
 _FIGURE_NAMES = {
     "reward": "reward",
-    "kl": "KL to SFT, nats per completion",
+    "kl": "KL to {}, nats per completion",
     "length": "length, tokens",
     "judge": "judge",
     "distinct_2": "distinct-2",
@@ -49,7 +49,8 @@ def static_page_html(models: SpaceModels, snapshots: Sequence[Snapshot]) -> str:
         figures=list(_figure_rows(card)),
         snapshots=snapshots,
         pairs=lambda snapshot: Markup(pairs_html(snapshot, is_collapsed=True)),
-        legend=Markup(legend_html()),
+        legend=Markup(legend_html(card.initial_policy)),
+        start=role_names(card.initial_policy)["sft"],
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
     )
 
@@ -61,9 +62,10 @@ def _figure_rows(card: Card) -> Iterator[tuple[str, str, str]]:
         sft, ppo = (card.estimate(role, key) for role in ("sft", "ppo"))
         if ppo is not None:
             label = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name
+            label = label.format(card.initial_policy) if key == "kl" else label
             yield label, "0: it is the reference" if key == "kl" else _estimate_text(sft), _estimate_text(ppo)
     if (win_rate := card.estimate("win_rate")) is not None:
-        yield "win rate over SFT", "", _estimate_text(win_rate)
+        yield f"win rate over {card.initial_policy}", "", _estimate_text(win_rate)
 
 
 def _estimate_text(figure: CardEstimate | None) -> str:

@@ -20,13 +20,10 @@ from .link import link_address
 from .models import PageModels
 from .sampling import MODEL_QUEUE, SamplingDefaults, create_controls, create_prompt_box, sampling_arguments
 from .streams import CompletionStreams
-from .views import completion_html, figures_html, pairs_html, summary_html
+from .views import completion_html, figures_html, pairs_html, role_names, summary_html
 
 #: Largest number of curves of rewards that are logged but not optimized. A card is untrusted and may list any number.
 MAX_WATCHED_CURVES = 4
-SLIDER_HINT = (
-    '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
-)
 
 
 @dataclass(frozen=True)
@@ -166,7 +163,8 @@ def _create_components(page_models: PageModels, default_run: TimelineRun, defaul
     curves_view = gr.HTML(curves_html(default_run, default_step), elem_id="curves")
     step_slider = gr.Slider(**slider_range(default_run), value=default_step, label="Step", elem_id="step")
     message_view = create_live_region("training-message")
-    step_view = gr.HTML(SLIDER_HINT, elem_id="at-step")
+    hint = f"compare one checkpoint with {page_models.comparison.initial_policy}; “Every checkpoint” shows all of them."
+    step_view = gr.HTML(f'<p class="zoo-note">Move the slider to {hint}</p>', elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
         sampling_controls = create_controls(defaults, prefix="training-")
     all_steps_view = gr.HTML("", elem_id="steps")
@@ -201,7 +199,8 @@ def _build_beta_section(
 
     gr.HTML(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
-        "penalty. A large β keeps PPO close to SFT. A small β lets PPO exploit the reward model.</p></div>"
+        f"penalty. A large β keeps PPO close to {page_models.comparison.initial_policy}. A small β lets PPO exploit "
+        "the reward model.</p></div>"
     )
     frontier_view = gr.HTML(render_frontier(page_models.timeline.default_run.name), elem_id="frontier")
     button = gr.Button("The prompt with every β", elem_id="every-beta")
@@ -359,7 +358,8 @@ def _sft_item_html(results: Sequence[CheckpointResult]) -> str:
         return ""
     # The log-ratio and KL of SFT's completion differ between checkpoints, so they are set to NaN, shown as a dash.
     completion = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
-    head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
+    name = role_names(snapshot.initial_policy)["sft"]
+    head = f"<header><h3>{name}</h3><span>step 0, where PPO started</span></header>"
     body = completion_html(snapshot.prompt, completion, is_chat=snapshot.is_chat) + figures_html(completion)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 

@@ -1,6 +1,6 @@
 """Renders completions as HTML: text with a heat map, figures, and a table of tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
@@ -9,14 +9,21 @@ from ..engine import PolicyCompletion, Snapshot
 from .charts import Role, draw_token_bars, draw_token_line
 from .html import DASH, STOP_LABELS, escape_text, figure_list_html, format_number, format_signed, html_attributes
 
-#: Role -> name on the page, in the order of the columns.
-ROLE_NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLE_DESCRIPTIONS: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
 #: Longer completions get their charts only when they are done, because redrawing the charts for each token is slow.
 MAX_TOKENS_DRAWN_IN_PROGRESS = 128
 #: Thresholds of the heat map's shades, in nats.
 RATIO_EDGES = (0.05, 0.25, 1.0, 2.5)
 KL_EDGES = (0.01, 0.1, 0.5, 2.0)
+
+
+def role_names(initial_policy: str) -> dict[Role, str]:
+    """Returns role -> name on the page, in the order of the columns.
+
+    Args:
+        initial_policy: What sentences call the policy that PPO started from: "SFT" or "the base".
+    """
+    return {"sft": initial_policy.removeprefix("the "), "ppo": "PPO"}
 
 
 def shade_level(value: float, edges: Sequence[float]) -> int:
@@ -102,10 +109,17 @@ def figures_html(sample: PolicyCompletion | None) -> str:
 
 
 def _policy_column_html(
-    prompt: str, role: Role, sample: PolicyCompletion | None, *, row: int = 0, label: str = "", is_chat: bool = False
+    prompt: str,
+    role: Role,
+    sample: PolicyCompletion | None,
+    *,
+    name: str,
+    row: int = 0,
+    label: str = "",
+    is_chat: bool = False,
 ) -> str:
     """Renders one policy's column: name, completion and figures. Without a completion, renders a placeholder."""
-    head = f"<header><h3>{ROLE_NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
+    head = f"<header><h3>{name}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
         f"{completion_html(prompt, sample, heat_map=True, is_chat=is_chat)}{figures_html(sample)}</article>"
@@ -150,14 +164,13 @@ def pairs_html(
     """
     rows = []
     labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo_label}
+    names = role_names(snapshot.initial_policy)
     for row in range(snapshot.n):
         cards = []
         for role, label in labels.items():
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
-            sample = getattr(snapshot, role)[row]
-            cards.append(
-                _policy_column_html(snapshot.prompt, role, sample, row=row, label=label, is_chat=snapshot.is_chat)
-            )
+            sample, options = getattr(snapshot, role)[row], {"row": row, "label": label, "is_chat": snapshot.is_chat}
+            cards.append(_policy_column_html(snapshot.prompt, role, sample, name=names[role], **options))
         details = _token_details_html(snapshot, row, is_collapsed=is_collapsed or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
     content = _means_html(snapshot) + "".join(rows)
@@ -172,14 +185,15 @@ def _token_details_html(snapshot: Snapshot, row: int, *, is_collapsed: bool) -> 
     """Renders charts and numbers of both policies in one `details` element, below their cards."""
     # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
     chart_html = _draw_token_charts(snapshot, row) if row == 0 or snapshot.done else {}
+    names = role_names(snapshot.initial_policy)
     columns = "".join(
-        f'<div data-side="{role}" data-row="{row}"><h4>{ROLE_NAMES[role]}</h4>{html}</div>'
+        f'<div data-side="{role}" data-row="{row}"><h4>{names[role]}</h4>{html}</div>'
         for role, html in chart_html.items()
         if html
     )
     numbers = ""
     if snapshot.done:
-        tables = "".join(_token_table_html(role, getattr(snapshot, role)[row]) for role in ROLE_NAMES)
+        tables = "".join(_token_table_html(role, getattr(snapshot, role)[row], names) for role in names)
         numbers = (
             f'<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-pair">{tables}</div></details>'
         )
@@ -200,27 +214,33 @@ def summary_html(snapshot: Snapshot) -> str:
     """
     if not snapshot.done:
         return ""
-    parts = []
+    parts, names = [], role_names(snapshot.initial_policy)
     samples_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
     for role, samples in samples_by_role.items():
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         reward = f"reward {format_signed(fmean(rewards))}, " if rewards else ""
         length = format_number(fmean(sample.length for sample in samples), 0)
-        parts.append(f"{ROLE_NAMES[role]}: {reward}{length} tokens")
+        parts.append(f"{names[role]}: {reward}{length} tokens")
     mean_note = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
     return f'<p class="zoo-visually-hidden">Finished{mean_note}. {". ".join(parts)}.</p>'
 
 
-def empty_pairs_html() -> str:
-    """Renders a placeholder until the first comparison."""
-    cards = "".join(_policy_column_html("", role, None) for role in ROLE_NAMES)
+def empty_pairs_html(initial_policy: str = "SFT") -> str:
+    """Renders a placeholder until the first comparison.
+
+    Args:
+        initial_policy: As for `role_names`.
+    """
+    names = role_names(initial_policy)
+    cards = "".join(_policy_column_html("", role, None, name=name) for role, name in names.items())
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 
-def _token_table_html(role: Role, sample: PolicyCompletion) -> str:
+def _token_table_html(role: Role, sample: PolicyCompletion, names: Mapping[Role, str]) -> str:
     """Renders the figures of each token as a table, for readers who cannot hover over tokens or see colors."""
     has_values = sample.token_values is not None
-    head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
+    columns = ("token", "log π PPO", f"log π {names['sft']}", "log-ratio", "KL")
+    head = "".join(f"<th scope='col'>{column}</th>" for column in columns)
     head += "<th scope='col'>V</th>" if has_values else ""
     rows = []
     for index, token in enumerate(sample.tokens):
@@ -234,7 +254,7 @@ def _token_table_html(role: Role, sample: PolicyCompletion) -> str:
             cells.append(format_signed(sample.token_values[index]))
         visible = escape_text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
         rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    name = ROLE_NAMES[role]
+    name = names[role]
     return (
         f'<div><h4>{name}</h4><div class="zoo-scroll" role="region" aria-label="Numbers of {name}" '
         f'tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></div>'
@@ -245,12 +265,12 @@ def _means_html(snapshot: Snapshot) -> str:
     """Renders the means over n completions of one prompt; "" for a single completion or before all are done."""
     if snapshot.n < 2 or not snapshot.done:
         return ""
-    rows = []
+    rows, names = [], role_names(snapshot.initial_policy)
     samples_by_role: dict[Role, tuple[PolicyCompletion, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
     for role, samples in samples_by_role.items():
         rewards = [sample.reward for sample in samples if sample.reward is not None]
         rows.append(
-            f'<tr class="zoo-{role}"><th scope="row">{ROLE_NAMES[role]}</th>'
+            f'<tr class="zoo-{role}"><th scope="row">{names[role]}</th>'
             f'<td data-mean="{role}-reward">{format_signed(fmean(rewards)) if rewards else "none"}</td>'
             f'<td data-mean="{role}-log_ratio">{format_signed(fmean(sample.log_ratio for sample in samples))}</td>'
             f"<td>{format_number(fmean(sample.kl for sample in samples))}</td>"
@@ -264,8 +284,12 @@ def _means_html(snapshot: Snapshot) -> str:
     )
 
 
-def legend_html() -> str:
-    """Renders the legends of both heat maps. The style sheet shows the legend of the selected one."""
+def legend_html(initial_policy: str = "SFT") -> str:
+    """Renders the legends of both heat maps. The style sheet shows the legend of the selected one.
+
+    Args:
+        initial_policy: As for `role_names`.
+    """
 
     def positive_ranges(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]
@@ -277,6 +301,6 @@ def legend_html() -> str:
     kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(positive_ranges(KL_EDGES), 1))
     return (
         f'<div class="zoo-legend zoo-text"><p class="of-ratio">log-ratio of a token, nats: {ratio} '
-        "<span>below 0: more likely under SFT; above 0: more likely under PPO</span></p>"
+        f"<span>below 0: more likely under {initial_policy}; above 0: more likely under PPO</span></p>"
         f'<p class="of-kl">KL at a position, nats: {kl}</p></div>'
     )

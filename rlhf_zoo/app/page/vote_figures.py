@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .html import escape_text, figure_list_html, format_number, html_attributes, shorten_name
-from .views import ROLE_NAMES
+from .views import role_names
 from .vote_counts import VoteFigures
 
 MAX_RATINGS = 30  # rows of the table, because the data set may name any number of models
@@ -96,7 +96,7 @@ def _ratings_html(summary: Mapping[str, Any]) -> str:
         rating, name = row["elo"], ModelRevision(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
-        header = f'<th scope="row">{ROLE_NAMES[row["role"]]} {escape_text(name)}</th>'
+        header = f'<th scope="row">{role_names("SFT")[row["role"]]} {escape_text(name)}</th>'
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Ratings of different groups cannot be compared." if has_groups else ""
     if len(ratings) > MAX_RATINGS:

@@ -82,11 +82,16 @@ class SpaceModels:
     @property
     def by_role_label(self) -> dict[str, PinnedModel]:
         """Label of each role on the page -> model."""
-        return {_ROLE_LABELS[role]: model for role, model in self.by_role.items()}
+        is_base = Card(self.card).started_from_base
+        return {
+            "base model" if role == "sft" and is_base else _ROLE_LABELS[role]: model
+            for role, model in self.by_role.items()
+        }
 
     @property
     def title(self) -> str:
-        return f"{clean(self.recipe, 60)}: SFT and PPO" if self.recipe else "SFT and PPO, side by side"
+        card = Card(self.card)
+        return f"{clean(self.recipe, 60)}: {card.initial_policy} and PPO" if self.recipe else card.comparison_title
 
 
 def find_models(
@@ -342,10 +347,11 @@ def _static_readme_text(models: SpaceModels) -> str:
         python_version=None,
         suggested_hardware=None,
     )
+    card = Card(models.card)
     return (
-        f"{front}\n# SFT and PPO, side by side\n\n"
-        "Completions of held-out prompts by an SFT policy and the PPO policy that was trained from it, with rewards "
-        "and log-ratios, and the evaluation of the PPO model. The page is static. `rlhf-zoo compare` opens an "
+        f"{front}\n# {card.comparison_title}\n\n"
+        f"Completions of held-out prompts by {card.initial_policy} and the PPO policy that was trained from it, with "
+        "rewards and log-ratios, and the evaluation of the PPO model. The page is static. `rlhf-zoo compare` opens an "
         "interactive page for your own prompts:\n\n"
         f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
     )

@@ -202,6 +202,16 @@ class Card(dict[str, Any]):
         return isinstance(settings, Mapping) and starts_from_base(self.stage, settings)
 
     @property
+    def initial_policy(self) -> str:
+        """What sentences call the policy that PPO started from: "SFT", or "the base" if `started_from_base`."""
+        return "the base" if self.started_from_base else "SFT"
+
+    @property
+    def comparison_title(self) -> str:
+        """Title of a page that compares `initial_policy` with PPO."""
+        return f"{self.initial_policy[0].upper()}{self.initial_policy[1:]} and PPO, side by side"
+
+    @property
     def origin(self) -> Origin | None:
         """The SFT checkpoint that the run started from; None if the card does not name a published one."""
         sft = next((parent for parent in self.parents if parent.role == "sft"), None)
