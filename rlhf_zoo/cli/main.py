@@ -62,7 +62,7 @@ class LazyGroup(Group):
     """A group that imports the module of a command only when the command is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the commands under headings, which say what a user wants to do.
+        """Returns the names of the commands by heading: what a user wants to do.
 
         Args:
             ctx: The context of the group.
@@ -98,9 +98,10 @@ class LazyGroup(Group):
         from ..plugins import did_you_mean
 
         names = self.list_commands(ctx)
-        groups = {group: command for group in names if isinstance(command := self.get_command(ctx, group), click.Group)}
-        if parent := next((group for group, command in groups.items() if name in command.commands), None):
-            return f", did you mean '{parent} {name}'?"
+        for group in names:
+            command = self.get_command(ctx, group)
+            if isinstance(command, click.Group) and name in command.commands:
+                return f", did you mean '{group} {name}'?"
         return did_you_mean(name, names) or "; `rlhf-zoo --help` lists the commands."
 
 
@@ -118,13 +119,12 @@ def cli() -> None:
 
 def _click_error(error: click.ClickException) -> str:
     """Rewrites click's message, which may have two sentences, as one sentence that also says where to find help."""
-    if (own_message := _choice_error(error) or _extra_word_error(error)) is not None:
+    own_message = _choice_error(error) or _unknown_word_error(error)
+    if own_message is not None:
         return own_message
     message = error.format_message().replace("a valid float range", "a number")
     first, _, second = message.replace("a valid integer range", "a whole number").partition(". ")
     sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
-    if sentence.endswith("?"):
-        return sentence
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
     return f"{sentence.rstrip('.')}: see `{command} --help`."
 
@@ -148,21 +148,27 @@ def _choice_error(error: click.ClickException) -> str | None:
     return problem + (did_you_mean(value, choices) or ".")
 
 
-def _extra_word_error(error: click.ClickException) -> str | None:
-    """Returns the message for an unknown subcommand, or for a word after a command with options only; else None."""
+def _unknown_word_error(error: click.ClickException) -> str | None:
+    """Returns the message for an unknown option or subcommand, or for a word after a command with options only."""
+    from ..plugins import did_you_mean
+
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return None
-    message, command = error.format_message(), context.command
-    if isinstance(command, click.Group):
-        match = re.fullmatch(r"No such command '(.*)'\.", message, re.DOTALL)
-        names = ", ".join(command.list_commands(context))
-        return match and f"`{context.command_path}` has no command {match[1]!r}: it has {names}."
-    match = re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", message, re.DOTALL)
-    if match is None or any(isinstance(parameter, click.Argument) for parameter in command.params):
+    command, path = context.command, f"`{context.command_path}`"
+    options = [param.opts[0] for param in command.get_params(context) if isinstance(param, click.Option)]
+    if isinstance(error, click.NoSuchOption):  # without hyphens, which make any two options similar
+        hint = did_you_mean(error.option_name.strip("-"), [option.strip("-") for option in options])
+        return f"{path} has no option {error.option_name}" + (hint or f": it has {', '.join(options)}.")
+    pattern = r"(?:No such command|Got unexpected extra arguments?) ['(](.*)('\.|\))"
+    match = re.fullmatch(pattern, error.message, re.DOTALL)
+    if match is None or any(isinstance(param, click.Argument) for param in command.params):
         return None
-    options = ", ".join(parameter.opts[0] for parameter in command.params)
-    return f"`{context.command_path}` takes options only, but got {match[1]!r}: use {options}."
+    if isinstance(command, click.Group):
+        names = command.list_commands(context)
+        hint = did_you_mean(match[1], names) or f": it has {', '.join(names)}."
+        return f"{path} has no command {match[1]!r}{hint}"
+    return f"{path} takes options only, but got {match[1]!r}: use {', '.join(options)}."
 
 
 def _user_error(error: BaseException) -> str | None:

@@ -91,7 +91,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     gpu = "" if memory is None else f" --gpu {memory:g}gb"
     click.echo(
         f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
-        f"  rlhf-zoo plan {arguments}{gpu}  # memory, and also time if you name a GPU, such as --gpu rtx4090\n"
+        f"  rlhf-zoo plan {arguments}{gpu}  # the memory of each stage, and the time if it is known\n"
         f"  rlhf-zoo doctor {arguments}\n"
         f"  rlhf-zoo run {arguments}"
     )

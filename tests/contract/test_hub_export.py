@@ -356,14 +356,17 @@ def test_export_command_reports_progress_and_hides_tokens(source_hub, target_hub
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["local/tiny-pop", "--repo", TARGET], "has no repository 'local/tiny-pop', did you mean 'local/tiny-ppo'"),
+        (["local/tiny-pop", "--repo", TARGET], "has no model 'local/tiny-pop': the closest names are local/tiny-ppo"),
+        (["local/tiny", "--repo", TARGET, "--repo_type", "space"], "has no space 'local/tiny': it has none"),
+        (["/tmp", "--repo", TARGET], "has no model '/tmp': this is a path, but only a repository can be exported"),
+        ([SOURCE, "--repo", TARGET, "--root", "/none"], "There is no embedded Hub in /none: name its folder"),
         (
             [SOURCE, "--repo", TARGET, "--repo_type", "dataset"],
-            f"no repository '{SOURCE}' of type dataset: it has none",
+            f"{SOURCE} is a model, not a dataset: pass --repo_type model.",
         ),
         ([SOURCE, "--repo", "ppo"], "--repo is 'ppo', which no Hub accepts: write USER/NAME"),
     ],
 )
 def test_export_command_rejects_unknown_or_invalid_names(origin, arguments, message):
     with pytest.raises(ZooError, match=message):
-        CliRunner().invoke(command, ["export", *arguments, "--root", str(origin)], catch_exceptions=False)
+        CliRunner().invoke(command, ["export", "--root", str(origin), *arguments], catch_exceptions=False)

@@ -495,6 +495,7 @@ def test_new_on_cpu_limits_time_of_update_and_run(capsys: pytest.CaptureFixture[
     words = ["--model", "base", "--prompts", "asked", "--reward", "length"]
     zoo("new", "here", *words)
     output = capsys.readouterr().out
+    assert "Try next:\n  rlhf-zoo plan here  # " in output and "--gpu" not in output, "this machine has no GPU"
     keys = read_recipe("here")["ppo"]
     assert keys["critic"] == "shared" and keys["response_length"] == 64, output
     rollout = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]

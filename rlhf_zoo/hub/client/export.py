@@ -11,6 +11,7 @@ except the one with which the other Hub created the repository.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...plugins import did_you_mean
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK_BYTES
 from .refusals import translate_hub_errors
@@ -218,12 +218,19 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
     from ..server.storage import Storage
 
     root = root.expanduser().absolute()
-    storage = Storage(root) if (root / "repos").is_dir() else None
-    repos = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
-    if storage is None or name not in repos:
-        kind_note = "" if kind == "model" else f" of type {kind}"
-        hint = did_you_mean(name, repos) or f": it has {', '.join([*repos][:12])}." if repos else ": it has none."
-        raise ZooError(f"The embedded Hub in {root} has no repository {name!r}{kind_note}{hint}")
+    if not (root / "repos").is_dir():
+        raise ZooError(f"There is no embedded Hub in {root}: name its folder with --root.")
+    storage = Storage(root)
+    repos = {str(repo): repo for repo in storage.repositories(kind)}
+    if name not in repos:
+        if other := next((repo.kind for repo in storage.repositories() if str(repo) == name), None):
+            raise ZooError(f"{name} is a {other}, not a {kind}: pass --repo_type {other}.")
+        # Names in one namespace are always similar, so that a single suggestion would often be wrong.
+        closest = ", ".join(difflib.get_close_matches(name, repos, n=5, cutoff=0))
+        hint = f"the closest names are {closest}" if closest else "it has none"
+        if Path(name).exists():
+            hint = "this is a path, but only a repository can be exported; `rlhf-zoo push` sends a run"
+        raise ZooError(f"The embedded Hub in {root} has no {kind} {name!r}: {hint}.")
     repo = repos[name]
     path = storage.path(repo)
     try:
