@@ -81,7 +81,7 @@ def baseline(
     for name, value in method_options.items():
         if value is not None and name not in METHOD_OPTIONS[method]:
             raise ZooError(f"--{name} is not an option of --method {method}: leave it out.")
-    with run_context(recipe, flags, read_only=True, **options) as (context, _):
+    with run_context(recipe, flags, never_publish=True, **options) as (context, _):
         with loading("loading the trainer"):
             from ..pipeline.experiments.baseline import open_finished_run
             from ..pipeline.experiments.baseline_methods import run_method
@@ -108,7 +108,7 @@ def baseline(
     _show(frontier)
     click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
     if context.record("ppo").read().get("publish"):
-        click.echo(f"`rlhf-zoo push --resume {shlex.quote(str(context.directory))}` sends PPO's card with them.")
+        click.echo(f"`rlhf-zoo push --resume {shlex.quote(str(context.directory))}` sends PPO's card with the figures.")
 
 
 def read_betas(text: str, method: Method) -> list[float]:

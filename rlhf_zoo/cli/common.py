@@ -64,7 +64,7 @@ def check_repo(repo: str, form: str, *, subject: str = "--repo") -> None:
     Args:
         repo: The name.
         form: The expected form, for the error message.
-        subject: The option that gave the name, for the error message.
+        subject: What the error message calls the name, such as the option that gave it.
 
     Raises:
         ZooError: No Hub could have a repository of this name.
@@ -118,7 +118,7 @@ def read_flags(
         recipe: A name or a folder.
         stage: The only stage that the command runs, or "eval"; None if it runs several. A flag without a prefix is a
             key of recipe.yaml, or else of the stage.
-        check_names: Whether to check the names of judges and rewards.
+        check_names: Whether to check that the judges, the rewards and lm-evaluation-harness exist.
 
     Returns:
         Stage -> its flags. The flags of recipe.yaml are under 'recipe'.
@@ -138,25 +138,22 @@ def read_flags(
         raise ZooError(f"Put {recipe} after the recipe: `{ctx.command_path} RECIPE {recipe} ...`.")
     lm_eval_tasks = ctx.meta.get(LM_EVAL_TASKS)
     flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", lm_eval_tasks] if lm_eval_tasks is not None else [])])
-    without_prefix = flags.pop("")
-    shared_keys = recipe_keys()
-    reads_all_stages = stage in (None, "eval")
-    flags["recipe"] = {key: value for key, value in without_prefix.items() if reads_all_stages or key in shared_keys}
-    if stage is not None and not reads_all_stages:
-        flags[stage] = flags[stage] | {key: value for key, value in without_prefix.items() if key not in shared_keys}
+    only_stage = None if stage == "eval" else stage  # the evaluation reads the keys of every stage
+    unprefixed_flags, shared_keys = flags.pop(""), recipe_keys()
+    flags["recipe"] = {key: value for key, value in unprefixed_flags.items() if not only_stage or key in shared_keys}
+    if only_stage is not None:
+        flags[only_stage] |= {key: value for key, value in unprefixed_flags.items() if key not in shared_keys}
     loaded_recipe = load_recipe(recipe)
     evaluation = recipe_config(loaded_recipe, flags["recipe"]).evaluation
     for name in STAGES:
         hints = {key: declared.type_hint for key, declared in declared_keys(name).items()}
         subject, refused = f"the stage {name}", refused_keys(name)
-        prefix = "" if name == stage else f"{name}."
-        convert_keys(
-            flags[name], hints, "the command's flags", subject=subject, refused_names=refused, flag=f"--{prefix}"
-        )
-        if name in loaded_recipe.stages and (reads_all_stages or stage == name):
+        flag = "--" if name == stage else f"--{name}."
+        convert_keys(flags[name], hints, "the command's flags", subject=subject, refused_names=refused, flag=flag)
+        if name in loaded_recipe.stages and only_stage in (None, name):
             source = str(loaded_recipe.yaml_file(name))
             convert_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused_names=refused)
-    if check_names and "ppo" in loaded_recipe.stages and (reads_all_stages or stage == "ppo"):
+    if check_names and "ppo" in loaded_recipe.stages and only_stage in (None, "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:

@@ -11,7 +11,7 @@ from ..runs.status_line import show_activity
 from .common import loading
 from .layout import Command
 from .open_run import open_hub
-from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
+from .options import ABLATION, HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
 from .tables import print_json, stdout_console
 
 
@@ -29,15 +29,10 @@ from .tables import print_json, stdout_console
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Maximum number of votes from one address per hour. A minute allows a sixth of it, but at least 10, and a day "
-    "allows four times it.",
+    help="Maximum number of votes from one address per hour. A minute allows a sixth of them, but at least 10, and a "
+    "day allows four times as many.",
 )
-@click.option(
-    "--ablation",
-    "runs",
-    multiple=True,
-    help="Another run of the same ablation; may be repeated.  [default: the runs in PPO's namespace]",
-)
+@ABLATION
 @HUB
 @SOURCE_HUB
 @TRUST
@@ -97,10 +92,10 @@ def _default_votes_dataset(ppo: str) -> str | None:
     help='The text to complete, or a conversation as JSON: \'[{"role": "user", "content": "hi"}]\'.',
 )
 @click.option(
-    "--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="The policy to show; sft is the same as --step 0."
+    "--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="The policy to show; sft means --step 0."
 )
 @click.option(
-    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; 0 is PPO's start.  [default: the last]"
+    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; 0: the policy before PPO.  [default: the last]"
 )
 @click.option("--revision", help="The tag or commit of a repository, as in REPO@TAG.")
 @click.option(
@@ -113,7 +108,7 @@ def _default_votes_dataset(ppo: str) -> str | None:
     "--reward_funcs",
     "--reward-funcs",
     multiple=True,
-    help="A reward function of REPO that may be imported; may be repeated.",
+    help="A reward function that REPO names and may import; may be repeated.",
 )
 @click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the sample.")
@@ -122,7 +117,7 @@ def _default_votes_dataset(ppo: str) -> str | None:
     "--max_new_tokens",
     "--max-new-tokens",
     type=click.IntRange(min=1),
-    help="Largest number of new tokens.  [default: as in training]",
+    help="Maximum number of new tokens.  [default: as in training]",
 )
 @HUB
 @SOURCE_HUB
@@ -142,8 +137,8 @@ def trace(
 ) -> None:
     """Sample one completion of a PPO checkpoint, and show PPO's quantities for each token.
 
-    The quantities are log π, log π_ref, KL, reward, value, δ, advantage (before whitening), and the ratio to the
-    previous checkpoint.
+    RUN is a run directory, its folder ppo, or a checkpoint in it; REPO is NAMESPACE/NAME[@TAG]. The quantities are
+    log π, log π_ref, KL, reward, value, δ, advantage (before whitening), and the ratio to the previous checkpoint.
 
     \b
     Example:

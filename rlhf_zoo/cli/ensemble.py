@@ -33,7 +33,7 @@ def ensemble(ctx: click.Context, recipe: str, seeds: int, restart: bool, as_json
       rlhf-zoo ensemble tiny-world --seeds 3
     """
     flags = read_flags(ctx, recipe)
-    with run_context(recipe, flags, read_only=True, **options) as (context, _):
+    with run_context(recipe, flags, never_publish=True, **options) as (context, _):
         from rich.console import Console
 
         with loading("loading the trainer"):

@@ -22,7 +22,7 @@ from .train import run_single_stage
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
-#: The key of the recipe that each of these options sets.
+#: Option -> the key of the recipe that it sets.
 KEY_OF_OPTION = {
     "prompts": "evaluation.prompts", "samples": "evaluation.samples", "group": "evaluation.group",
     "llm": "evaluation.llm",
@@ -74,7 +74,7 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     "--max_new_tokens",
     "--max-new-tokens",
     type=int,
-    help="Largest number of new tokens.  [default: the number in the policy's training]",
+    help="Maximum number of new tokens.  [default: the number in the policy's training]",
 )
 @run_options
 @LM_EVAL
@@ -91,7 +91,7 @@ def evaluate(
 
     The judge classifier learns from labeled texts of the data set. reward:MODEL is another reward model, and
     reward:MODEL#LABEL the probability of one label of a classifier. rule:REWARD is a reward function or verifier.
-    llm:MODEL asks OPENAI_BASE_URL with the key OPENAI_API_KEY. votes:NAMESPACE/NAME counts people's votes.
+    llm:MODEL asks the server at OPENAI_BASE_URL, with OPENAI_API_KEY. votes:NAMESPACE/NAME counts people's votes.
     MODULE:FUNCTION is your own function that scores texts, and pairs:MODULE:FUNCTION one that compares two.
 
     For a RECIPE, each key that `rlhf-zoo recipes keys recipe` lists is a flag. A POLICY takes --dataset_name,
@@ -104,16 +104,16 @@ def evaluate(
     """
     for judge in judges:
         check_judge_name(judge)
-    keys = {name: options.pop(name) for name in (*POLICY_OPTIONS, "prompts", "samples", "group")}
-    llm_keys = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
-    if _is_policy(subject, keys):
-        _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
+    comparison = {name: options.pop(name) for name in (*POLICY_OPTIONS, "prompts", "samples", "group")}
+    llm_settings = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
+    if _is_policy(subject, against=comparison["against"]):
+        _evaluate_policy(ctx, subject, judges, comparison, llm_settings, as_json, options)
         return
-    wrong_option = next((name for name in POLICY_OPTIONS if keys[name] is not None), None)
+    wrong_option = next((name for name in POLICY_OPTIONS if comparison[name] is not None), None)
     if wrong_option is not None:
         raise ZooError(f"--{wrong_option} is for a policy, but {subject} is a recipe: leave it out, or name a policy.")
     flags = read_flags(ctx, subject, stage="eval")
-    flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
+    flags["recipe"] |= _recipe_keys(judges, {**comparison, "llm": llm_settings}, flags["recipe"])
     folder = run_single_stage(subject, "eval", flags, to_stderr=as_json, **options)
     if as_json:
         click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
@@ -123,18 +123,17 @@ def _evaluate_policy(
     ctx: click.Context,
     subject: str,
     judges: tuple[str, ...],
-    keys: Mapping[str, Any],
-    llm: Mapping[str, Any] | None,
+    comparison: Mapping[str, Any],
+    llm_settings: Mapping[str, Any] | None,
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a POLICY. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
-    wrong_option = next((name for name in RECIPE_OPTIONS if options[name]), None)
-    if ctx.meta[LM_EVAL_TASKS] is not None:
-        wrong_option = "lm_eval"
-    if wrong_option is not None:
-        raise ZooError(f"--{wrong_option} is for a recipe's run, but {subject} is a policy: leave it out.")
-    policy_keys = _policy_keys(ctx)
+    """Evaluates a POLICY. `comparison` holds POLICY_OPTIONS, prompts, samples and group."""
+    wrong_options = ["lm_eval"] if ctx.meta[LM_EVAL_TASKS] is not None else []
+    wrong_options += [name for name in RECIPE_OPTIONS if options[name]]
+    if wrong_options:
+        raise ZooError(f"--{wrong_options[0]} is for a recipe's run, but {subject} is a policy: leave it out.")
+    comparison = {**comparison, **_policy_flags(ctx)}
     push_to_hub = options["push_to_hub"]
     with open_hub(options["hub"], push_to_hub=push_to_hub, source=options["source_hub"]) as hub:
         if push_to_hub:
@@ -147,7 +146,7 @@ def _evaluate_policy(
 
             resolve_namespace(None, hub=hub)  # checks the token before the evaluation rather than after it
         try:
-            folder, document = _compare(subject, judges, {**keys, **policy_keys}, llm, options["output_dir"], hub)
+            folder, document = _compare(subject, judges, comparison, llm_settings, options["output_dir"], hub)
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
             hint = " The answers of language models are kept." if asks_llm else ""
@@ -170,8 +169,8 @@ def _evaluate_policy(
 def _compare(
     subject: str,
     judges: tuple[str, ...],
-    keys: Mapping[str, Any],
-    llm: Mapping[str, Any] | None,
+    comparison: Mapping[str, Any],
+    llm_settings: Mapping[str, Any] | None,
     output_dir: Path | None,
     hub: Hub,
 ) -> tuple[Path, dict[str, Any]]:
@@ -182,13 +181,13 @@ def _compare(
         from ..runs.settings.evaluation import llm_config
         from ..runs.settings.values import coerce
 
-    options = {name: value for name, value in keys.items() if value is not None}
+    options = {name: value for name, value in comparison.items() if value is not None}
     if "group" in options:
         options["group"] = coerce(options["group"], str | None)
     against, reward = options.pop("against", None), options.pop("reward", None)
     if judges:
         options["judges"] = judges
-    settings = policy_eval.ComparisonSettings(**options, llm=llm_config(llm or {}, "--llm"))
+    settings = policy_eval.ComparisonSettings(**options, llm=llm_config(llm_settings or {}, "--llm"))
     pair = policy_eval.find_pair(subject, against=against, reward=reward, settings=settings, hub=hub)
     # `pair.policy.name` has the full tag, so POLICY@step-40 and POLICY@step-000040 share one folder.
     folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
@@ -198,9 +197,9 @@ def _compare(
         return folder, policy_eval.evaluate(pair, settings, out=folder, command=command_line())
 
 
-def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
-    """Whether the argument RECIPE|POLICY names a policy."""
-    if keys["against"] is not None:
+def _is_policy(subject: str, *, against: str | None) -> bool:
+    """Whether the argument RECIPE|POLICY names a policy: --against works for policies only."""
+    if against is not None:
         return True
     path = Path(subject)
     if path.is_dir():
@@ -208,9 +207,9 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
     return "/" in subject and not subject.startswith(("-", ".", "/"))
 
 
-def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe_keys(judges: tuple[str, ...], options: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
     """Returns this command's options as keys of recipe.yaml. Raises ZooError if a flag sets one of these keys too."""
-    values = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
+    values = {key: options[name] for name, key in KEY_OF_OPTION.items() if options[name] is not None}
     if judges:
         values |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
         # The recipe's judge_name and judge_description describe its own judge.
@@ -222,35 +221,29 @@ def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mappin
     return values
 
 
-def _policy_keys(ctx: click.Context) -> dict[str, Any]:
+def _policy_flags(ctx: click.Context) -> dict[str, Any]:
     """Parses the flags of a POLICY: SHARED_KEYS. Raises ZooError for another flag."""
     from ..plugins import did_you_mean
     from ..runs.settings.parse import parse_flags
     from ..runs.settings.values import coerce
 
-    flags = parse_flags(ctx.args)
-    without_prefix = flags.pop("")
-    unknown = next((name for name in without_prefix if name not in SHARED_KEYS), None)
-    if unknown is None:
-        unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
-    if unknown is not None:
-        suggestion = did_you_mean(
-            unknown, [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples", "group"]
-        )
-        raise ZooError(
-            f"--{unknown} is not an option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}"
-        )
+    flags_by_stage = parse_flags(ctx.args)
+    flags = flags_by_stage.pop("")
+    unknown_flags = [name for name in flags if name not in SHARED_KEYS]
+    unknown_flags += [f"{stage}.{name}" for stage, stage_flags in flags_by_stage.items() for name in stage_flags]
+    if unknown_flags:
+        options = [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples", "group"]
+        hint = did_you_mean(unknown_flags[0], options) or ": `rlhf-zoo eval --help` lists the options."
+        raise ZooError(f"--{unknown_flags[0]} is not an option for a policy{hint}")
+    values: dict[str, Any] = {name: str(value) for name, value in flags.items() if name.startswith("dataset_")}
+    if "dataset_config" in values:
+        values["dataset_config"] = coerce(values["dataset_config"], str | None) or ""
+    if "columns" in flags:
+        values["columns"] = parse_columns(flags["columns"], example="{prompt: question}")
     try:
-        seed = {"seed": int(without_prefix["seed"])} if "seed" in without_prefix else {}
+        return values | ({"seed": int(flags["seed"])} if "seed" in flags else {})
     except (TypeError, ValueError) as error:
-        raise ZooError(f"--seed is {without_prefix['seed']!r}: give a whole number.") from error
-    columns = {}
-    if "columns" in without_prefix:
-        columns = {"columns": parse_columns(without_prefix["columns"], example="{prompt: question}")}
-    dataset_keys = {name: str(value) for name, value in without_prefix.items() if name.startswith("dataset_")}
-    if "dataset_config" in dataset_keys:
-        dataset_keys["dataset_config"] = coerce(dataset_keys["dataset_config"], str | None) or ""
-    return {**dataset_keys, **columns, **seed}
+        raise ZooError(f"--seed is {flags['seed']!r}: give a whole number.") from error
 
 
 def _show(document: Mapping[str, Any]) -> None:
@@ -259,16 +252,16 @@ def _show(document: Mapping[str, Any]) -> None:
 
     rows, differences = [], []
     for key, title in FIGURES.items():
-        before, after = (document[side].get(key) for side in ("sft", "ppo"))
-        name = f"judge: {document['judge']['name']}" if key == "judge" else title
-        if after is not None:
-            rows.append([name, str(estimate(before)), str(estimate(after))])
+        other, policy = (document[side].get(key) for side in ("sft", "ppo"))
+        label = f"judge: {document['judge']['name']}" if key == "judge" else title
+        if policy is not None:
+            rows.append([label, str(estimate(other)), str(estimate(policy))])
         if key in document["difference"]:
-            differences.append([name, str(estimate(document["difference"][key]))])
-    for name, before, after, difference in answer_rows(document["judges"]):
-        rows.append([name, str(estimate(before)), str(estimate(after))])
+            differences.append([label, str(estimate(document["difference"][key]))])
+    for label, other, policy, difference in answer_rows(document["judges"]):
+        rows.append([label, str(estimate(other)), str(estimate(policy))])
         if difference is not None:
-            differences.append([name, str(estimate(difference))])
+            differences.append([label, str(estimate(difference))])
     for name, judge in document["judges"].items():
         rows.append([f"win rate, by {name}", "", str(estimate(judge["win_rate"]))])
     for name, judge in (document.get("votes") or {}).items():

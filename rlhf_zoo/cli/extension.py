@@ -33,7 +33,7 @@ def install() -> None:
         click.echo(f"`hf rlhf-zoo` already runs {script}.")
         return
     instead = f" instead of {previous_script}" if previous_script else ""
-    click.echo(f"`hf rlhf-zoo` now runs {script}{instead}: `hf` reads this from {folder()}.")
+    click.echo(f"`hf rlhf-zoo` now runs {script}{instead}: `hf` finds the command in {folder()}.")
     click.echo("`rlhf-zoo hub extension uninstall` removes it.")
 
 

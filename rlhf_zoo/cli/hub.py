@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,8 +20,8 @@ from .tables import print_json, print_table
 
 
 @click.command(cls=Command)
-@click.argument("repository")
-@click.option("--repo", required=True, help="Name of the repository on the other Hub, USER/NAME.")
+@click.argument("source", metavar="REPOSITORY")
+@click.option("--repo", "target", required=True, help="Name of the repository on the other Hub, USER/NAME.")
 @click.option(
     "--to", "--hub", "address", help="Address of the other Hub.  [default: HF_ENDPOINT, or the Hugging Face Hub]"
 )
@@ -38,8 +39,8 @@ from .tables import print_json, print_table
 @click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
 @json_option()
 def export(
-    repository: str,
-    repo: str,
+    source: str,
+    target: str,
     address: str | None,
     repo_type: str,
     private: bool | None,
@@ -62,29 +63,28 @@ def export(
     from ..hub.client.export import export as export_repository
     from ..hub.client.export import open_source
 
-    check_repo(repo, "USER/NAME")
+    check_repo(target, "USER/NAME")
     with (
-        open_source(root or home() / "hub", repository, repo_type) as source,
+        open_source(root or home() / "hub", source, repo_type) as source_repository,
         open_hub(address or os.environ.get("HF_ENDPOINT") or HF_URL, push_to_hub=True) as hub,
     ):
         from ..hub.client.publish import resolve_namespace
 
         quiet_hub(keep_progress_bars=sys.stderr.isatty())
         resolve_namespace(None, hub=hub)
-        result = export_repository(
-            source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub
-        )
-    url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
+        report = partial(click.echo, err=True)
+        result = export_repository(source_repository, target, private=private, report=report, hub=hub)
+    url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{target}"
     if as_json:
-        print_json({"repo": repo, "url": url, **asdict(result)})
+        print_json({"repo": target, "url": url, **asdict(result)})
         return
-    refs: dict[str, list[str]] = {}
+    refs_by_commit: dict[str, list[str]] = {}
     for name, commit in [*result.branches.items(), *result.tags.items()]:
-        refs.setdefault(commit, []).append(name)
-    rows = [[original, new, " ".join(refs.get(new, []))] for original, new in result.commits.items()]
-    print_table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
+        refs_by_commit.setdefault(commit, []).append(name)
+    rows = [[original, new, " ".join(refs_by_commit.get(new, []))] for original, new in result.commits.items()]
+    print_table("", [f"commit of {source}", f"of {target}", "branches and tags"], rows)
     commits = "1 new commit was" if result.sent == 1 else f"{result.sent} new commits were"
-    click.echo(f"{url} holds {repository}: {commits} sent, and the files of all tags were checked.")
+    click.echo(f"{url} holds {source}: {commits} sent, and the files of all tags were checked.")
     if result.skipped_tags:
         click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(result.skipped_tags)}.")
     click.echo(

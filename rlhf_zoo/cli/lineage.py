@@ -74,7 +74,7 @@ def _tree(node: Node, branch: Tree | None = None) -> Tree:
     "--allow-import",
     multiple=True,
     metavar="NAME",
-    help="A corpus, preference or reward function of REPO that may be imported; may be repeated.",
+    help="A corpus, preference function or reward function that REPO names and may import; may be repeated.",
 )
 @HUB
 @SOURCE_HUB

@@ -108,7 +108,7 @@ class LazyGroup(Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="rlhf-zoo")
 def cli() -> None:
-    """The RLHF model zoo: one command for each stage of a recipe, and every checkpoint on the Hub with reward and KL.
+    """Train RLHF recipes stage by stage, and publish every checkpoint with its reward and KL.
 
     \b
     Example:

@@ -48,13 +48,13 @@ def open_hub(
 class ContextOptions(TypedDict, total=False):
     """Options that `open_run` passes on to the context unchanged.
 
-    `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `read_only`, nothing is published. `base`,
+    `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `never_publish`, nothing is published. `base`,
     `variant` and `own_stages` are fields of `RunContext`; if `own_stages` is None, the default is used.
     """
 
     private: bool
     overwrite_repo: bool
-    read_only: bool
+    never_publish: bool
     base: Path | None
     variant: str | None
     own_stages: tuple[str, ...] | None
@@ -102,9 +102,9 @@ def run_context(
         from ..hub.client.connect import reload_clients
 
         # This call receives the context that the main process sends below. `dict` is a placeholder and is not called.
-        context, environment = distributed.call_on_main_process(dict)
+        context, environment_changes = distributed.call_on_main_process(dict)
         # Clients of the Hub, other libraries included, read its address and token from the environment.
-        for name, value in environment.items():
+        for name, value in environment_changes.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -126,14 +126,13 @@ def run_context(
             connected_hub,
             push_to_hub=push_to_hub,
             namespace=namespace,
-            is_explicit=push_to_hub or hub is not None,
+            user_chose_hub=push_to_hub or hub is not None,
             **options,
         ) as run,
     ):
-        variables = old_environment.keys() | os.environ.keys()
-        changes = {
-            name: os.environ.get(name) for name in variables if old_environment.get(name) != os.environ.get(name)
-        }
+        names = old_environment.keys() | os.environ.keys()
+        new_values = {name: os.environ.get(name) for name in names}  # None: the variable was removed
+        changes = {name: value for name, value in new_values.items() if value != old_environment.get(name)}
         context, _ = run
         # `replace` makes a copy without the settings that this process has cached.
         distributed.call_on_main_process(lambda: (replace(context), changes))
@@ -189,7 +188,7 @@ def open_run(
     *,
     push_to_hub: bool,
     namespace: str | None = None,
-    is_explicit: bool = True,
+    user_chose_hub: bool = True,
     restart: bool = False,
     resume: str | None = None,
     patience: float | None = None,
@@ -206,7 +205,7 @@ def open_run(
         hub: The Hub, connected.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        is_explicit: Whether the user named a Hub or passed --push_to_hub.
+        user_chose_hub: Whether the user named a Hub or passed --push_to_hub.
         restart: Whether to discard the run so far.
         resume: The value of --resume, to check.
         patience: Seconds to wait at the end for a Hub that fails; None for the default.
@@ -228,7 +227,7 @@ def open_run(
         hub,
         push_to_hub=push_to_hub,
         namespace=namespace,
-        is_explicit=is_explicit,
+        user_chose_hub=user_chose_hub,
         restart=restart,
         **options,
     )
@@ -249,15 +248,15 @@ def _make_context(
     namespace: str | None = None,
     private: bool = False,
     overwrite_repo: bool = False,
-    read_only: bool = False,
+    never_publish: bool = False,
     base: Path | None = None,
     variant: str | None = None,
     own_stages: tuple[str, ...] | None = None,
-    is_explicit: bool = True,
+    user_chose_hub: bool = True,
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
 
-    If `is_explicit` is False, an adapter whose base model no Hub has is not sent to the embedded Hub.
+    If `user_chose_hub` is False, an adapter whose base model no Hub has is not sent to the embedded Hub.
     """
     from ..hub.client.publish import resolve_namespace
     from ..publishing.adapters import reason_not_to_publish
@@ -272,7 +271,7 @@ def _make_context(
         directory=directory,
         hub=hub,
         namespace=namespace or "local",
-        publish=publish and not read_only,
+        publish=publish and not never_publish,
         restart=restart,
         drop_old_tags=restart,
         overwrite=overwrite_repo,
@@ -283,14 +282,14 @@ def _make_context(
         own_stages=own_stages or VARIANT_STAGES,
         variant=variant,
     )
-    reason = reason_not_to_publish(context) if context.publish and not is_explicit else None
+    reason = reason_not_to_publish(context) if context.publish and not user_chose_hub else None
     if reason is not None:
         click.echo(f"Not publishing: {reason}", err=True)
         return replace(context, publish=False)
     if context.publish:
         click.echo(f"Publishing to {namespace}/{recipe.name}-{f'{variant}-' if variant else ''}*", err=True)
     else:
-        click.echo(f"Not publishing.{'' if read_only else ' Pass --push_to_hub to publish.'}", err=True)
+        click.echo(f"Not publishing.{'' if never_publish else ' Pass --push_to_hub to publish.'}", err=True)
     return context
 
 

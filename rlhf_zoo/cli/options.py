@@ -116,7 +116,7 @@ TRUST_RUN = click.option(
     is_flag=True,
     expose_value=False,
     callback=_enter_if_set("..hub.client.run_signature", "trust_all_runs"),
-    help="Use the code and addresses that the run directory names, even if your rlhf-zoo did not write it.",
+    help="Use the code and addresses in a run directory that your rlhf-zoo did not write.",
 )
 
 
@@ -143,10 +143,19 @@ PATIENCE = click.option(
     help="Seconds to keep trying at the end if the Hub fails.  [default: 180]",
 )
 
+#: The other runs that the comparison page shows.
+ABLATION = click.option(
+    "--ablation",
+    "runs",
+    metavar="REPO",
+    multiple=True,
+    help="Another run from the same SFT checkpoint; may be repeated. To show no other run, pass PPO again.  [default: "
+    "the runs in PPO's namespace]",
+)
 #: Options that replace models of a PPO checkpoint's lineage.
 lineage_options = with_options(
     click.option("--sft", help="The SFT model.  [default: the one in the PPO checkpoint's lineage]"),
-    click.option("--reward", help="The reward model.  [default: the one in that lineage]"),
+    click.option("--reward", help="The reward model.  [default: the one in the PPO checkpoint's lineage]"),
 )
 
 

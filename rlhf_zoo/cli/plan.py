@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
+from ..runs.registry import STAGES
 from ..runs.status_line import show_activity
 from .common import loading, quiet_hub, read_flags
 from .layout import RecipeCommand
@@ -94,15 +95,14 @@ def plan(
       rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 \\
         --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
-    flags = read_flags(ctx, recipe, check_names=False)
     from ..pipeline.plan.devices import local_device, parse_device
     from ..pipeline.plan.result import LORA
-
-    device = None if gpu is None else parse_device(gpu)
+    from ..pipeline.plan.rows import add_steps
     from ..runs.recipe import load_recipe
-    from ..runs.registry import STAGES
     from ..runs.settings.key_classes import effective_keys
 
+    flags = read_flags(ctx, recipe, check_names=False)
+    device = None if gpu is None else parse_device(gpu)
     loaded_recipe = load_recipe(recipe)
     row_counts = _parse_rows(rows, [stage for stage in loaded_recipe.stages if stage != "ppo"])
     for stage in loaded_recipe.stages:
@@ -123,8 +123,6 @@ def plan(
             flags[stage] = {**keys, **flags[stage]}
     result = _cached_plan(loaded_recipe, device, flags, prompt_length, hub, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
-    from ..pipeline.plan.rows import add_steps
-
     result = add_steps(result, loaded_recipe, flags, row_counts)
     if as_json:
         print_json(result.to_json())
@@ -161,8 +159,8 @@ def _cached_plan(
 
     entry_name = None
     if recipe.download_mark is None and (digests := shape_digests(model_names(recipe, flags))) is not None:
-        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, digests]
-        entry_name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *keys])
+        inputs = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length, digests]
+        entry_name = cache.digest([cache.code_digest(), cache.versions(), asdict(device), *inputs])
         if isinstance(entry := cache.read_cached("plans", entry_name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with loading("loading the planner"):
@@ -194,24 +192,25 @@ def print_plan(result: Plan, *, detail: bool) -> None:
     click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
         click.echo(_verdict(result, stage))  # on one line, because users copy flags from it
-    unknown: list[str] = []
+    untimed_stages: list[str] = []
     for stage in result.stages:
         duration, unit = result.durations[stage.stage], "update" if stage.stage == "ppo" else "step"
         if duration is None:
-            unknown.append(stage.stage)
+            untimed_stages.append(stage.stage)
             continue
         phases = [f"{name} {format_seconds(value)}" for name, value in duration.seconds.items() if value]
         parts = f": {', '.join(phases)}" if len(phases) > 1 else ""
         time = f"{stage.stage} takes about {format_seconds(duration.total)} s per {unit}"
         print_sentence(f"{time}{result.total_time(stage.stage)}{parts}.")
-    if unknown:
-        stages, is_unnamed = " and ".join(unknown), not result.device.cpu and not result.device.teraflops
-        hint = ": name the GPU to get a time, such as --gpu rtx4090" if is_unnamed else ""
+    if untimed_stages:
+        is_unknown_gpu = not result.device.cpu and not result.device.teraflops  # such as --gpu 24gb
+        hint = ": name the GPU to get a time, such as --gpu rtx4090" if is_unknown_gpu else ""
+        stages = " and ".join(untimed_stages)
         print_sentence(f"The time of {stages} is unknown, because nothing was measured on such a device{hint}.")
     if total := result.total_sentence:
         print_sentence(total)
     for basis in dict.fromkeys(duration.basis for duration in result.durations.values() if duration is not None):
-        print_sentence(f"Times: if every text has the maximum length; {basis}.")
+        print_sentence(f"The times hold if every text has the maximum length; {basis}.")
     for assumption in result.assumptions:
         print_sentence(f"Assumed: {assumption}.")
     if not detail:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,8 +52,8 @@ FAILURES = ("suspicious", "worse", "hacked")
     "--labeled",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of other texts, which can show that the judge is unfit. Its columns are prompt, "
-    "chosen, rejected, judge_chosen and judge_rejected.",
+    help="File of labeled pairs of texts from elsewhere, which can show that the judge is unfit. Its columns are "
+    "prompt, chosen, rejected, judge_chosen and judge_rejected.",
 )
 @click.option(
     "--own_pairs",
@@ -88,19 +88,15 @@ def probe(
     completions: Path,
     against: Path,
     model: str | None,
-    device: str | None,
-    dtype: str | None,
-    reward: str | None,
-    verifiable: bool,
     labeled: Path | None,
     own_pairs: Path | None,
     embedder: str | None,
     hub: str | None,
     source_hub: str | None,
-    seed: int,
     fail_on: tuple[str, ...],
     html: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Test any trainer's completions for reward hacking, and give the verdict.
 
@@ -133,8 +129,8 @@ def probe(
         if model is not None or (embedder is not None and not Path(embedder).is_dir()):
             connected_hub = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
-            completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
-            labeled=labeled, own_pairs=own_pairs, embedder=embedder, seed=seed, hub=connected_hub,
+            completions, against, model=model, labeled=labeled, own_pairs=own_pairs, embedder=embedder,
+            hub=connected_hub, **options,
         )  # fmt: skip
     if html is not None:
         from ..publishing.probe_page import probe_page
@@ -145,20 +141,15 @@ def probe(
         print_json(result.to_json())
     else:
         _print_findings(result, (completions, against), wrote_html=html is not None)
-    if fail_on and result.verdict.kind in FAILURES[min(map(FAILURES.index, fail_on)) :]:
+    mildest = min(map(FAILURES.index, fail_on), default=len(FAILURES))
+    if result.verdict.kind in FAILURES[mildest:]:
         raise click.exceptions.Exit(3)
 
 
 def _print_findings(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: bool) -> None:
     """Prints a table of the probes, the verdict with its reasons, samples, and what to do next."""
     rows = [
-        [
-            probe.family,
-            f"{probe.ratio:.2f} × threshold",
-            f"{probe.p:.3g}",
-            "yes" if probe.fired else "",
-            probe.finding,
-        ]
+        [probe.family, f"{probe.ratio:.2f} × threshold", f"{probe.p:.3g}", "yes" if probe.fired else "", probe.finding]
         for probe in result.report.probes
     ]
     for family, reason in result.report.skipped.items():
@@ -212,14 +203,16 @@ def _quoted(text: str) -> str:
 def _judge_lines(result: RolloutFindings) -> list[str]:
     """Returns sentences about how well the judge orders labeled pairs."""
     check = result.judge_check
+    if check is None:
+        return []
     lines = []
-    for title, pairs in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):
-        if pairs:
+    for title, pairs in (("labeled pairs", check.labeled), ("own pairs", check.own)):
+        if pairs is not None:
             accuracy, (low, high) = pairs.accuracy, pairs.accuracy.ci95
             lines.append(
                 f"The judge orders {accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {accuracy.n} {title} correctly."
             )
-    if check and check.independent is not None:
+    if check.independent is not None:
         lines.append(f"The judge's errors are {'independent of' if check.independent else 'shared with'} the reward's.")
     return lines
 

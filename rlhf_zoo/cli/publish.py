@@ -83,8 +83,8 @@ def push(
         destination = next((document["publish"] for document in documents if document.get("publish")), None)
         if destination is None:
             raise ZooError(f"{run} was trained without publishing: leave --resume out, and name a Hub with --hub.")
-        sends_token = "://" in str(destination["hub"])  # a forged address would receive the user's token
-        if sends_token and not all(StageRecord(folder).is_own() for folder in folders):
+        is_address = "://" in str(destination["hub"])  # a forged address would receive the user's token
+        if is_address and not all(StageRecord(folder).is_own() for folder in folders):
             raise ZooError(
                 f"{run} was not written by your rlhf-zoo, or was changed since, and names {destination['hub']} as the "
                 f"Hub to send to: leave --resume out and name a Hub with --hub, or add {TRUST_RUN_FLAG} if you trust "
@@ -98,7 +98,7 @@ def push(
         hub, namespace, private = destination["hub"], destination["namespace"], private or destination["private"]
     root = folders[0].parent
     with run_context(
-        Recipe(documents[0]["recipe"], root, {}, {}),
+        Recipe(documents[0]["recipe"], root, {}, {}),  # only its name is used: nothing is trained
         {},
         output_dir=root,
         hub=hub,

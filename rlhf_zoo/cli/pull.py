@@ -70,9 +70,9 @@ def _print_notes(download: PulledRevision, revision: str) -> None:
     if download.outage is not None:
         print_text(f"The Hub does not answer ({download.outage}): this is the copy in the cache.", err=True)
     if download.refetched:
-        print_text(f"Differed from this revision and were fetched again: {_first_names(download.refetched)}", err=True)
+        print_text(f"Fetched again, because they differed: {_first_names(download.refetched)}", err=True)
     if download.unrelated:
-        print_text(f"Not part of this revision and left untouched: {_first_names(download.unrelated)}", err=True)
+        print_text(f"Left untouched, because this revision lacks them: {_first_names(download.unrelated)}", err=True)
 
 
 def _first_names(names: list[str]) -> str:

@@ -54,8 +54,8 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
     if readme is not None:
         readme.write_text(insert_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    package_rows, warnings = rows_of_other_packages()
-    rows = [*recipe_rows(), *package_rows]
+    other_rows, warnings = rows_of_other_packages()
+    rows = [*recipe_rows(), *other_rows]
     for sentence in warnings:
         click.echo(f"Warning: {sentence}", err=True)
     if as_json:
@@ -170,18 +170,15 @@ def _check_models_and_data(
 
     datasets.utils.logging.disable_progress_bar()
     # Names stay unchecked because a Hub does not answer, or because the Hub that is asked last does not have them.
-    asked_hubs = filter(None, (hub, hub.source_hub))
-    blamed_hub, outage = next(
-        ((asked_hub, error) for asked_hub in asked_hubs if (error := asked_hub.outage()) is not None),
-        (hub.source_hub or hub, None),
-    )
+    for blamed_hub in filter(None, (hub, hub.source_hub)):
+        outage = blamed_hub.outage()
+        if outage is not None:
+            break
     if outage is not None:  # otherwise the check of each name would wait for the Hub again
         offline_hub = replace(blamed_hub, offline=True)
         hub = offline_hub if blamed_hub is hub else replace(hub, source_hub=offline_hub)
-    unchecked = {
-        f"the columns of {name}": cause
-        for name, cause in check_forms(config, settings_by_stage, hub, every_row=True).items()
-    }
+    causes = check_forms(config, settings_by_stage, hub, every_row=True)
+    unchecked = {f"the columns of {name}": cause for name, cause in causes.items()}  # what is unchecked -> why
     models = named_models(settings_by_stage, hub, allow_missing=True)
     unchecked |= {
         f"the context of {model.name}": model.problem for model in models.values() if model.problem is not None
@@ -210,7 +207,7 @@ def _check_models_and_data(
         cause = next(iter(unchecked.values())) if outage is None else f"it does not answer: {reason(outage)}"
         lines.append(
             f"Not checked: {', '.join(unchecked)}, which {blamed_hub.name} does not show ({cause}); "
-            f"{blamed_hub.flag} names another Hub."
+            f"name another Hub with {blamed_hub.flag}."
         )
     return lines
 

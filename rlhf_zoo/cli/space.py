@@ -12,7 +12,7 @@ from ..runs.status_line import show_activity
 from .common import check_repo, loading, quiet_hub
 from .layout import Command, Group
 from .open_run import open_hub
-from .options import PUBLISHING_HUB, SOURCE_HUB, lineage_options
+from .options import ABLATION, PUBLISHING_HUB, SOURCE_HUB, lineage_options
 
 if TYPE_CHECKING:
     from ..app.space.deploy import Deployment
@@ -28,13 +28,7 @@ if TYPE_CHECKING:
 )
 @lineage_options
 @click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: no votes are kept]")
-@click.option(
-    "--ablation",
-    metavar="REPO",
-    multiple=True,
-    help="Another run from the same SFT checkpoint; may be repeated. To show no other run, pass PPO again.  [default: "
-    "the runs in PPO's namespace]",
-)
+@ABLATION
 @click.option(
     "--private/--public",
     default=None,
@@ -45,7 +39,7 @@ if TYPE_CHECKING:
 def deploy(
     ppo: str,
     repo: str | None,
-    ablation: tuple[str, ...],
+    runs: tuple[str, ...],
     private: bool | None,
     hub: str | None,
     source_hub: str | None,
@@ -74,7 +68,7 @@ def deploy(
         account = resolve_namespace("local" if connected_hub.kind == "local" else None, hub=connected_hub)
         with show_activity("finding the models"):
             models = find_models(ppo, **options)
-            models, problem = add_runs(models, ablation or None)
+            models, problem = add_runs(models, runs or None)
         if problem is not None:
             click.echo(problem, err=True)
         name = repo or f"{account}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"

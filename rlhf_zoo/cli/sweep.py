@@ -15,7 +15,7 @@ from .common import loading, read_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub, open_run, resolve_run, run_context
 from .options import LM_EVAL, RECIPE, json_option, run_options, seeds_option
-from .tables import interval, over_runs, print_table, print_text, verdict_cell
+from .tables import interval, number_or_range, print_table, print_text, verdict_cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..runs.context import Publisher, RunContext
     from ..runs.recipe import Recipe
 
-EXAMPLE = "kl_coef=0.02,0.05,0.1"
 #: Columns of the table of figures. More would not fit into 80 columns of text.
 COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
 
@@ -37,7 +36,7 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
     multiple=True,
     required=True,
     metavar="KEY=LIST",
-    help="Values of a key of PPO: kl_coef=0.02,0.05,0.1. Repeat the option to combine several keys.",
+    help="Values of a key of PPO, as in kl_coef=0.02,0.05,0.1. Repeat the option to combine several keys.",
 )
 @seeds_option("Number of PPO runs of each combination.")
 @run_options
@@ -61,7 +60,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     flags = read_flags(ctx, recipe)
     loaded_recipe = load_recipe(recipe)
     _check_has_ppo(loaded_recipe, "sweep")
-    values = read_grid(grid, flags=flags["ppo"])
+    values_by_key = read_grid(grid, flags=flags["ppo"])
     with loading("loading the trainer"):
         from ..pipeline.experiments.runner import make_variants, recipe_seed
         from ..pipeline.experiments.sweep import SWEEP, train, write_overview
@@ -71,9 +70,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
 
         directory = context.directory
         first_seed = recipe_seed(context.recipe, flags, directory) if seeds > 1 else 1
-        variants = make_variants(values, folder=SWEEP, seed_count=seeds, first_seed=first_seed)
-        outcomes, error = train(context, publisher, variants, flags, Console(stderr=True))
-        path = write_overview(directory, loaded_recipe.name, outcomes, values)
+        variants = make_variants(values_by_key, folder=SWEEP, seed_count=seeds, first_seed=first_seed)
+        outcomes, tag_error = train(context, publisher, variants, flags, Console(stderr=True))
+        path = write_overview(directory, loaded_recipe.name, outcomes, values_by_key)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
@@ -82,13 +81,13 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
                 tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
                 click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
             click.echo(f"The figures are in {path}.")
-        if error is not None:
-            raise error
+        if tag_error is not None:  # the Hub refused a tag, but every run is trained and in the table
+            raise tag_error
 
 
 @click.command(cls=RecipeCommand)
 @RECIPE
-@click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
+@click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β, as in 0,0.1,0.5.")
 @seeds_option("Number of PPO runs of each value.")
 @run_options
 @json_option("Print overview.json at the end instead of a table.")
@@ -119,7 +118,7 @@ def ablate(
     flags = read_flags(ctx, recipe)
     loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
     _check_has_ppo(loaded_recipe, "ablate")
-    values = read_penalties(kl_coef, flags=flags["ppo"])
+    values_by_key = read_penalties(kl_coef, flags=flags["ppo"])
     with loading("loading the trainer"):
         from ..pipeline.experiments.runner import make_variants, read_own_outcome, recipe_seed, run_variants, with_keys
         from ..pipeline.experiments.sweep import ABLATION, write_overview
@@ -130,7 +129,7 @@ def ablate(
         from rich.console import Console
 
         first_seed = recipe_seed(loaded_recipe, flags, directory) if seeds > 1 else 1
-        variants = make_variants(values, folder=ABLATION, seed_count=seeds, first_seed=first_seed)
+        variants = make_variants(values_by_key, folder=ABLATION, seed_count=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager
@@ -148,7 +147,7 @@ def ablate(
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-        own_run = read_own_outcome(directory, variants[0])
+        own_run = read_own_outcome(directory, variants[0])  # this variant has the run's seed
         _show_figures("Held-out prompts, by β; KL in nats per completion", outcomes, own_run)
         _show_samples(Console(), outcomes)
         click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
@@ -160,7 +159,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     """Parses the values of --grid.
 
     Args:
-        options: The values, such as ["kl_coef=0.02,0.05"].
+        options: The values of the option, such as ["kl_coef=0.02,0.05"].
         flags: The other flags of PPO.
 
     Returns:
@@ -177,14 +176,15 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     from ..runs.settings.declared import refused_keys
     from ..runs.settings.values import coerce, convert_keys
 
-    hints, refused = _key_types(texts), refused_keys("ppo")
-    grid: dict[str, list[Any]] = {}
+    types, refused = _key_types(texts), refused_keys("ppo")
+    grid: dict[str, list[Any]] = {key: [] for key in texts}
     for key, text in texts.items():
         for item in coerce(text, list[str]):
-            value = {key: item.strip()}
-            value = convert_keys(value, hints, "--grid", subject="the stage ppo", refused_names=refused, flag="--grid ")
-            if value[key] not in grid.setdefault(key, []):
-                grid[key].append(value[key])
+            value = convert_keys(
+                {key: item.strip()}, types, "--grid", subject="the stage ppo", refused_names=refused, flag="--grid "
+            )[key]
+            if value not in grid[key]:
+                grid[key].append(value)
     return grid
 
 
@@ -192,9 +192,9 @@ def _key_types(keys: Iterable[str]) -> dict[str, Any]:
     """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
     from ..runs.settings.declared import declared_keys
 
-    declared = {key: entry.type_hint for key, entry in declared_keys("ppo").items()}
-    if all(declared.get(key, Any) is not None for key in keys):
-        return declared
+    types = {key: entry.type_hint for key, entry in declared_keys("ppo").items()}
+    if all(types[key] is not None for key in keys if key in types):  # `convert_keys` refuses the other keys
+        return types
     from ..runs.settings.parse import stage_keys
 
     return {key: hint for key, (hint, _, _) in stage_keys("ppo").items()}
@@ -203,7 +203,7 @@ def _key_types(keys: Iterable[str]) -> dict[str, Any]:
 def _split_grid_option(option: str) -> tuple[str, str]:
     key, _, text = option.partition("=")
     if not key.strip() or not text.strip():
-        raise ZooError(f"--grid is {option!r}: write KEY=VALUE,VALUE, such as {EXAMPLE}.")
+        raise ZooError(f"--grid is {option!r}: write KEY=VALUE,VALUE, such as kl_coef=0.02,0.05,0.1.")
     return key.strip().removeprefix("ppo.").replace("-", "_"), text
 
 
@@ -265,7 +265,7 @@ def _show_figures(title: str, outcomes: Sequence[Outcome], own_run: Outcome | No
         rows.append(
             [
                 setting.replace(", ", ",\n"),
-                over_runs(judgment["step"] for judgment in judgments),
+                number_or_range(judgment["step"] for judgment in judgments),
                 *(_over_seeds(figures[name]) for name in COLUMNS),
                 interval(group[0].win_rate, digits=3) if len(group) == 1 else _over_seeds(win_rate, digits=3),
                 verdict_cell(judgments),
@@ -275,10 +275,10 @@ def _show_figures(title: str, outcomes: Sequence[Outcome], own_run: Outcome | No
     if own_run is not None:
         print_text("* The recipe's own run.")
     for outcome in outcomes:
-        for judged in filter(None, (outcome.judgment, outcome.judgment["at_last"])):
-            if judged["fired"]:
-                families = ", ".join(judged["fired"])
-                print_text(f"{outcome.variant.label}, step {judged['step']}: probes fire for {families}.")
+        for judgment in filter(None, (outcome.judgment, outcome.judgment["at_last"])):
+            if judgment["fired"]:
+                families = ", ".join(judgment["fired"])
+                print_text(f"{outcome.variant.label}, step {judgment['step']}: probes fire for {families}.")
 
 
 def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
@@ -288,14 +288,17 @@ def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
     table = Table(title="The same prompts and random numbers under each β", show_lines=True)
     for heading in ("prompt", *(outcome.variant.label for outcome in outcomes)):
         table.add_column(heading)
-    for rows in zip(*(outcome.samples for outcome in outcomes), strict=True):
-        cells = [f"{escape(text)}\n[dim]reward {reward:.2f}, judge {judge:.2f}[/]" for _, text, reward, judge in rows]
-        table.add_row(escape(rows[0][0]), *cells)
+    for samples in zip(*(outcome.samples for outcome in outcomes), strict=True):  # of one prompt
+        cells = [
+            f"{escape(text)}\n[dim]reward {reward:.2f}, judge {judge:.2f}[/]" for _, text, reward, judge in samples
+        ]
+        table.add_row(escape(samples[0][0]), *cells)
     console.print(table)
 
 
 def _over_seeds(figure: Spread, *, digits: int = 2) -> str:
     """Formats a mean over seeds with its 95% interval, or with the range of the seeds if they are few."""
+    if figure.n == 1:
+        return f"{figure.mean:.{digits}f}"
     low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
-    spread = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
-    return f"{figure.mean:.{digits}f}" + (spread if figure.n > 1 else "")
+    return f"{figure.mean:.{digits}f} " + (f"[{low}, {high}]" if figure.ci95 else f"({low} to {high})")

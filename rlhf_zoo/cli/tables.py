@@ -66,8 +66,8 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
-def over_runs(values: Iterable[int]) -> str:
-    """Formats a whole number that may differ between runs: the number, or the range.
+def number_or_range(values: Iterable[int]) -> str:
+    """Formats a whole number that may differ between runs: "40", or "20 to 40".
 
     Args:
         values: The number in each run.
@@ -83,28 +83,27 @@ def verdict_cell(judgments: Sequence[Mapping[str, Any]]) -> str:
         judgments: `Outcome.judgment` of each run.
     """
     at_last = [judgment["at_last"] or judgment for judgment in judgments]
-    verdicts, last_verdicts = (
-        [(judged["verdict"] or "none").partition(" (")[0] for judged in verdicts] for verdicts in (judgments, at_last)
-    )
-    lines = [_count_equal(verdicts)]
-    if last_verdicts != verdicts:
-        steps = over_runs(judged["step"] for judged in at_last)
-        lines.append(f"at the last step, {steps}: {_count_equal(last_verdicts)}")
-    return "\n".join(lines)
+    verdicts, last_verdicts = _verdicts(judgments), _verdicts(at_last)
+    if last_verdicts == verdicts:
+        return verdicts
+    steps = number_or_range(judgment["step"] for judgment in at_last)
+    return f"{verdicts}\nat the last step, {steps}: {last_verdicts}"
 
 
-def _count_equal(verdicts: Sequence[str]) -> str:
+def _verdicts(judgments: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the verdict of one run, or the number of runs with each verdict."""
+    verdicts = [(judgment["verdict"] or "none").partition(" (")[0] for judgment in judgments]
     if len(verdicts) == 1:
         return verdicts[0]
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
-def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
+def print_table(title: str, headings: list[str], rows: list[list[str]], *, min_width: int = 120) -> None:
     """Prints a table that breaks lines between words, and drops its padding if the terminal is too narrow for it.
 
     Args:
         title: The title above the table; "" for none.
-        columns: The column headings.
+        headings: The headings of the columns.
         rows: The rows, as lists of cells.
         min_width: Minimum width in characters if stdout is a file or a pipe. 0, for a table of sentences, keeps the
             width of a terminal there: $COLUMNS, or 80.
@@ -115,19 +114,19 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_wi
     from rich.markup import escape
     from rich.table import Table
 
-    columns, *rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
-    cells = [*zip(columns, *rows, strict=True)]
-    full_widths = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
+    headings, *rows = [[printable(cell) for cell in row] for row in (headings, *rows)]
+    columns = [*zip(headings, *rows, strict=True)]
+    full_widths = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in columns]
     min_widths = [
         width
         if column[0] in COPIED_COLUMNS
         else max(cell_len(word) for cell in column for word in cell.split() or [""])
-        for width, column in zip(full_widths, cells, strict=True)
+        for width, column in zip(full_widths, columns, strict=True)
     ]
     console, padded_frame = stdout_console(min_width), 3 * len(columns) + 1
     compact = (console.is_terminal or not min_width) and sum(min_widths) + padded_frame > console.width
     frame = len(columns) - 1 if compact else padded_frame
-    breakable = [index for index, column in enumerate(columns) if column not in COPIED_COLUMNS]
+    breakable = [index for index, heading in enumerate(headings) if heading not in COPIED_COLUMNS]
     while compact and breakable and sum(min_widths) + frame > console.width:  # break the longest words too
         longest = max(breakable, key=min_widths.__getitem__)
         if min_widths[longest] <= MAX_UNBROKEN:
@@ -138,21 +137,18 @@ def print_table(title: str, columns: list[str], rows: list[list[str]], *, min_wi
         excess = sum(min_widths) + frame - console.width
         if compact and excess > 0:
             min_widths[index] = max(min_widths[index] - excess, min(min_widths[index], NEVER_BROKEN))
-    spare = max(console.width - frame - sum(min_widths), 0)
-    table = Table(
-        title=escape(printable(title)),
-        box=box.SIMPLE_HEAD,
-        padding=0 if compact else (0, 1),
-        show_edge=not compact,
-    )
-    widths = dict(enumerate(min_widths))
     # Widen the columns that need the least space first, so that wide columns get the remaining space.
-    for position, index in enumerate(sorted(widths, key=lambda index: full_widths[index] - min_widths[index])):
-        extra_width = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
+    spare = max(console.width - frame - sum(min_widths), 0)
+    needs = [full_width - width for full_width, width in zip(full_widths, min_widths, strict=True)]
+    widths = min_widths.copy()
+    for position, index in enumerate(sorted(range(len(needs)), key=needs.__getitem__)):
+        extra_width = min(needs[index], spare // (len(columns) - position))
         widths[index] += extra_width
         spare -= extra_width
-    for index, column in enumerate(columns):
-        table.add_column(escape(column), overflow="fold", no_wrap=column in COPIED_COLUMNS, width=widths[index])
+    padding = 0 if compact else (0, 1)
+    table = Table(title=escape(printable(title)), box=box.SIMPLE_HEAD, padding=padding, show_edge=not compact)
+    for index, heading in enumerate(headings):
+        table.add_column(escape(heading), overflow="fold", no_wrap=heading in COPIED_COLUMNS, width=widths[index])
     for row in rows:
         table.add_row(*map(escape, row))
-    Console(width=max(console.width, frame + sum(widths.values()))).print(table)
+    Console(width=max(console.width, frame + sum(widths))).print(table)

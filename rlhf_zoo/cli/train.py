@@ -84,7 +84,7 @@ def stage_command(stage: Stage) -> click.Command:
     @click.command(
         stage.name,
         cls=RecipeCommand,
-        help=f"{stage.summary}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
+        help=f"{stage.summary}\n\nAny key that `rlhf-zoo recipes keys {stage.name}` lists is a flag too.\n\n"
         f"\b\nExample:\n  {stage.example}",
     )
     @RECIPE
@@ -112,16 +112,18 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
     flags = read_flags(ctx, recipe, stage="ppo", check_names=False)
-    with run_context(recipe, flags, read_only=True, writes=False, **options) as (context, _):
+    with run_context(recipe, flags, never_publish=True, writes=False, **options) as (context, _):
         with loading("loading the checks"):
             from ..pipeline.inspect.doctor import examine
             from ..pipeline.inspect.examination import FAILED, SKIPPED
             from ..publishing.adapters import reason_not_to_publish
 
-        is_explicit = options["push_to_hub"] or options["hub"] is not None
+        # Whether `rlhf-zoo ppo` with these flags would publish, by the rules of `open_run`.
         publishes = options["push_to_hub"] or context.hub.kind == "local"
+        if not options["push_to_hub"] and options["hub"] is None:
+            publishes = publishes and reason_not_to_publish(context) is None
         with show_activity(f"checking {context.recipe.name}"):
-            findings = examine(context, publishes=publishes and (is_explicit or reason_not_to_publish(context) is None))
+            findings = examine(context, publishes=publishes)
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -150,6 +152,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
 )
 @click.option(
     "--labels",
+    "labeler",
     help="Labeler of the new pairs: gold (`preference` of the reward stage), judge (the judge of the evaluation), "
     "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold if the recipe has it, else judge]",
 )
@@ -165,7 +168,7 @@ def run(
     ctx: click.Context,
     recipe: str,
     rounds: int,
-    labels: str | None,
+    labeler: str | None,
     round_pairs: int | None,
     as_json: bool,
     **options: Any,
@@ -179,11 +182,11 @@ def run(
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
       rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
-    for option, value in {"--labels": labels, "--round_pairs": round_pairs}.items():
+    for option, value in {"--labels": labeler, "--round_pairs": round_pairs}.items():
         if rounds == 1 and value is not None:
             raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or leave {option} out.")
-    if labels not in (None, *BUILTIN_LABELERS):
-        check_judge_name(str(labels), words=BUILTIN_LABELERS)
+    if labeler is not None and labeler not in BUILTIN_LABELERS:
+        check_judge_name(labeler, words=BUILTIN_LABELERS)
     flags = read_flags(ctx, recipe)
     distributed.join()
     if rounds > 1 and distributed.process_count() > 1:
@@ -202,14 +205,14 @@ def run(
         if rounds > 1:
             from ..pipeline.experiments.rounds import check_labeler, run_rounds, write_rounds
 
-            labels = check_labeler(context, labels)
-        path = run_recipe.run(context, console, publisher)
-        if path is None:  # only the main process prints the results
+            labeler = check_labeler(context, labeler)
+        summary_path = run_recipe.run(context, console, publisher)
+        if summary_path is None:  # only the main process prints the results
             return
         if rounds > 1:
             open_publishing = partial(publishing, patience=options["patience"])
             runs = run_rounds(
-                context, console, open_publishing, round_count=rounds, labeler=str(labels), pair_count=round_pairs
+                context, console, open_publishing, round_count=rounds, labeler=str(labeler), pair_count=round_pairs
             )
             rounds_file, rounds_results = write_rounds(runs)
             if as_json:
@@ -223,9 +226,9 @@ def run(
                 run_recipe.show_published(context, console)
             run_recipe.print_headline(context, console)
         if as_json:
-            click.echo(path.read_text(encoding="utf-8").rstrip())
+            click.echo(summary_path.read_text(encoding="utf-8").rstrip())
             return
-        click.echo(f"Everything is in {context.directory}; the metrics are in {path}.\n\nTry next:")
+        click.echo(f"Everything is in {context.directory}; the metrics are in {summary_path}.\n\nTry next:")
         for line in _next_steps(context):
             click.echo(f"  {line}")
 
@@ -246,12 +249,9 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
-    results = ("reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before")
-    print_table(
-        "PPO of each round on held-out prompts; KL in nats per completion, 95% intervals",
-        ["round", "pairs", "accuracy", "step", *results],
-        rows,
-    )
+    headings = ["round", "pairs", "accuracy", "step", "reward", "judge", "KL", "win rate", "verdict"]
+    title = "PPO of each round on held-out prompts; KL in nats per completion, 95% intervals"
+    print_table(title, [*headings, "Δ judge vs. round before"], rows)
 
 
 def _next_steps(context: RunContext) -> list[str]:
@@ -262,11 +262,11 @@ def _next_steps(context: RunContext) -> list[str]:
     is_off_path = script.name == "rlhf-zoo" and shutil.which(script.name) is None
     program = shlex.quote(os.path.relpath(script)) if is_off_path else "rlhf-zoo"
     hub = f" --hub {context.hub.label}"
-    last = list(context.recipe.stages)[-1]
-    card = f"{program} card {shlex.quote(str(context.directory / last))}"
+    last_stage = list(context.recipe.stages)[-1]
+    card = f"{program} card {shlex.quote(str(context.directory / last_stage))}"
     if not context.publish:
         return [card, f"{program} push {shlex.quote(str(context.directory))}{hub}"]
-    repo = context.repo(last)
-    compare = [f"{program} compare {repo}{hub}"] if last == "ppo" else []
-    revision = "@best" if chosen_is_best(context.record(last)) else ""
+    repo = context.repo(last_stage)
+    compare = [f"{program} compare {repo}{hub}"] if last_stage == "ppo" else []
+    revision = "@best" if chosen_is_best(context.record(last_stage)) else ""
     return [*compare, f"{program} pull {repo}{revision}{hub}", card]

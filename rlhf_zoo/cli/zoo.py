@@ -43,7 +43,7 @@ _README = "recipes/README.md"
     flag_value=_README,
     type=UserPath(dir_okay=False),
     metavar="[FILE]",
-    help=f"Write the benchmark table into a Markdown file.  [{_README}]",
+    help=f"Write the benchmark table into a Markdown file; without FILE, into {_README}.",
 )
 @click.option("--collections", is_flag=True, help="Group each recipe's models and Space in a Collection.")
 def zoo(
@@ -60,7 +60,7 @@ def zoo(
 ) -> None:
     """List the models of a namespace, with reward, KL, win rate and verdict.
 
-    The figures come from the models' cards. The columns of stages and recipes are left out if all names contain them.
+    The figures come from the models' cards. The columns stage and recipe are left out if every model's name has them.
 
     \b
     Example:

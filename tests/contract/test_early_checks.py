@@ -88,7 +88,7 @@ def test_validate_lists_unchecked_items_when_hub_is_unreachable(
             "mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of"
         )
         assert f"which {name} does not show (it does not answer: " in output
-        assert output.endswith(f"; {option} names another Hub.\n")
+        assert output.endswith(f"; name another Hub with {option}.\n")
     assert time.monotonic() - started < 40, "the client's own retries take 35 s each"
 
 

@@ -163,8 +163,8 @@ def test_pull_keeps_foreign_files(at_module_hub, commits, tmp_path, pull):
     assert pull(f"{REPO}@4", "--output_dir", "out").exit_code == 0
     (tmp_path / "out" / "critic" / "mine.txt").write_text("mine")
     assert pull(f"{REPO}@step-001000", "--output_dir", "out").stderr.splitlines() == [
-        "Differed from this revision and were fetched again: config.json, critic/model.safetensors, model.safetensors",
-        "Not part of this revision and left untouched: critic/mine.txt",
+        "Fetched again, because they differed: config.json, critic/model.safetensors, model.safetensors",
+        "Left untouched, because this revision lacks them: critic/mine.txt",
     ]
     assert tree(tmp_path / "out") == digests({**content(1000), "critic/mine.txt": b"mine"})
 

@@ -14,7 +14,7 @@ from miniatures import save_two_label_classifier
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.cli.evaluate import _is_policy, _policy_keys, _recipe_keys
+from rlhf_zoo.cli.evaluate import _is_policy, _policy_flags, _recipe_keys
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_judges_available, open_panel
@@ -37,18 +37,16 @@ from rlhf_zoo.runs.record import StageRecord
 from rlhf_zoo.runs.settings.evaluation import LabeledArguments, LLMConfig, llm_config
 from rlhf_zoo.runs.settings.values import json_object
 
-NOTHING = {"against": None}
-
 
 def test_what_is_a_policy(tmp_path: Path) -> None:
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe" / "recipe.yaml").touch()
     (tmp_path / "model").mkdir()
     recipes = ["tiny-world", "tiny-wrold", str(tmp_path / "recipe"), str(tmp_path / "missing"), "./missing"]
-    assert [name for name in recipes if _is_policy(name, NOTHING)] == []
+    assert [name for name in recipes if _is_policy(name, against=None)] == []
     policies = ["local/toy-ppo", "local/toy-ppo@step-40", str(tmp_path / "model")]
-    assert [name for name in policies if _is_policy(name, NOTHING)] == policies
-    assert _is_policy("gpt2", {"against": "gpt2-xl"})
+    assert [name for name in policies if _is_policy(name, against=None)] == policies
+    assert _is_policy("gpt2", against="gpt2-xl")
 
 
 def test_options_as_keys_of_a_recipe() -> None:
@@ -64,7 +62,7 @@ def test_options_as_keys_of_a_recipe() -> None:
 def test_flags_of_a_policy() -> None:
     def read(*arguments: str) -> dict[str, Any]:
         context: Any = SimpleNamespace(args=list(arguments))
-        return _policy_keys(context)
+        return _policy_flags(context)
 
     assert read("--seed", "3", "--dataset-name", "x/y") == {"seed": 3, "dataset_name": "x/y"}
     columns = read("--columns", '{"prompt": "text"}', "--dataset_config", "default")
