@@ -58,7 +58,7 @@ def compare(
     Example:
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
+    with open_hub(hub, source=source_hub) as connected_hub:
         with loading("loading the page"):
             from ..app.serve import launch
             from ..evaluation.votes.data import HubVotes
@@ -150,7 +150,7 @@ def trace(
         step = 0
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     policy_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
+    with open_hub(hub, source=source_hub) as connected_hub:
         with loading("loading the trainer"):
             from ..pipeline.inspect.trace import find_traced_policy, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document

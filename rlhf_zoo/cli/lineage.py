@@ -35,7 +35,7 @@ def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: b
     Example:
       rlhf-zoo lineage local/tiny-world-ppo@best
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
+    with open_hub(hub, source=source_hub) as connected_hub:
         from ..publishing.catalog.lineage import find_family
 
         root = find_family(repository, connected_hub)
@@ -100,7 +100,7 @@ def reproduce(
     Example:
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
+    with open_hub(hub, source=source_hub) as connected_hub:
         with loading("loading the trainer"):
             from ..pipeline.inspect import reproduce as reproducing
 

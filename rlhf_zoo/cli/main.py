@@ -125,7 +125,7 @@ def _click_error(error: click.ClickException) -> str:
     message = error.format_message().replace("a valid float range", "a number")
     first, _, second = message.replace("a valid integer range", "a whole number").partition(". ")
     sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
-    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo COMMAND"
     return f"{sentence.rstrip('.')}: see `{command} --help`."
 
 

@@ -73,7 +73,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
 
     is_default = source_hub in (None, "none")  # then the model and the data come from huggingface_hub's own Hub
     quiet_hub()
-    with contextlib.nullcontext() if is_default else open_hub(source_hub, push_to_hub=False, flag=SOURCE_FLAG):
+    with contextlib.nullcontext() if is_default else open_hub(source_hub, flag=SOURCE_FLAG):
         if request.first_hub_name is not None:
             check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.first_hub_name)
         with loading("loading the planner"):

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_hub(
-    flag_value: str | None, *, push_to_hub: bool, source: str | None = "none", flag: str = "--hub"
+    flag_value: str | None, *, push_to_hub: bool | None = None, source: str | None = "none", flag: str = "--hub"
 ) -> Iterator[Hub]:
     """Connects to the Hub of a command, prints its name, and disconnects at the end.
 
     Args:
         flag_value: The value of the flag.
-        push_to_hub: Whether the command publishes.
+        push_to_hub: Whether the command publishes; None if it never does.
         source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' uses no
             source.
         flag: The flag that names the Hub, for messages.
@@ -78,7 +78,7 @@ def run_context(
     output_dir: Path | None,
     hub: str | None,
     source_hub: str | None = None,
-    push_to_hub: bool = False,
+    push_to_hub: bool | None = None,
     namespace: str | None = None,
     writes: bool = True,
     **options: Unpack[RunOptions],
@@ -93,7 +93,7 @@ def run_context(
         output_dir: The run directory; None for runs/RECIPE.
         hub: The value of --hub.
         source_hub: The value of --source_hub.
-        push_to_hub: Whether the command publishes.
+        push_to_hub: Whether the command publishes; None if it never does.
         namespace: The value of --namespace.
         writes: Whether the command writes into the run directory. If so, it locks other commands out of it.
         **options: See `RunOptions`.
@@ -124,9 +124,9 @@ def run_context(
             directory,
             flags,
             connected_hub,
-            push_to_hub=push_to_hub,
+            push_to_hub=bool(push_to_hub),
             namespace=namespace,
-            user_chose_hub=push_to_hub or hub is not None,
+            user_chose_hub=bool(push_to_hub) or hub is not None,
             **options,
         ) as run,
     ):

@@ -41,7 +41,7 @@ def hub_for_reading(is_needed: bool, hub: str | None, source_hub: str | None) ->
     """
     from ..hub.client.connect import DEFAULT_HUB
 
-    connection = open_hub(hub, push_to_hub=False, source=source_hub)
+    connection = open_hub(hub, source=source_hub)
     with connection if is_needed else contextlib.nullcontext(DEFAULT_HUB) as connected_hub:
         quiet_hub()
         yield connected_hub

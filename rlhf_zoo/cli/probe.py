@@ -61,7 +61,8 @@ FAILURES = ("suspicious", "worse", "hacked")
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
     help="File of labeled pairs of completions in the two files. Its columns are prompt, chosen and rejected. Labels "
-    "for 20 prompts or more decide without a judge. A judge that orders them well can show that the policy is better.",
+    "for 20 prompts or more give the verdict without a judge. A judge that orders them well can show that the "
+    "policy is better.",
 )
 @click.option(
     "--embedder",
@@ -105,7 +106,7 @@ def probe(
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
     prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
     under the SFT model), and group (equal for prompts that ask the same). The samples.jsonl of an evaluation has the
-    completions of both models: name it twice.
+    completions of both models: pass it twice.
 
     \b
     Example:
@@ -127,7 +128,7 @@ def probe(
             silence_libraries()
         # A model's folder may hold an adapter, whose base model is on a Hub. An embedder is never an adapter.
         if model is not None or (embedder is not None and not Path(embedder).is_dir()):
-            connected_hub = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
+            connected_hub = stack.enter_context(open_hub(hub, source=source_hub))
         result = run_probes(
             completions, against, model=model, labeled=labeled, own_pairs=own_pairs, embedder=embedder,
             hub=connected_hub, **options,

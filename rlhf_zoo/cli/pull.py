@@ -43,7 +43,7 @@ def pull(repository: str, output_dir: Path | None, list_only: bool, hub: str | N
         raise ZooError("--list downloads nothing: leave out --output_dir.")
     if list_only and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
-    with open_hub(hub, push_to_hub=False) as connected_hub:
+    with open_hub(hub) as connected_hub:
         if list_only:
             _print_checkpoints(repository, connected_hub, as_json)
             return

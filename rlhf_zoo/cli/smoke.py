@@ -49,7 +49,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-zoo-smoke-")))
         stack.enter_context(_zoo_home(folder / "home"))
-        hub = stack.enter_context(open_hub("local", push_to_hub=False))
+        hub = stack.enter_context(open_hub("local"))
         from rich.console import Console
 
         with loading("loading the trainer"):

@@ -105,7 +105,7 @@ def ablate(
 ) -> None:
     """Train PPO under several KL penalties and compare the runs.
 
-    Each run is published as RECIPE-kl-coef-VALUE-ppo, and the page of `rlhf-zoo compare` for one run compares all.
+    Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` shows all runs if you name one of them.
     They share the recipe's SFT policy and reward model; finished models are not trained again. Other keys are flags as
     for `rlhf-zoo run`. With --seeds, figures are as for `rlhf-zoo sweep`. Runs are compared at their last step; with
     --ppo.release recommended, at the steps that their verdicts recommend. If the recipe's own run is finished and its

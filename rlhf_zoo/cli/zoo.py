@@ -68,7 +68,7 @@ def zoo(
       rlhf-zoo zoo --hub local --readme
     """
     check_namespace(namespace)
-    with open_hub(hub, push_to_hub=False) as connected_hub:
+    with open_hub(hub) as connected_hub:
         from ..publishing.catalog.index import account_name, filter_entries, published_models, sort_entries
 
         account = namespace or ("local" if connected_hub.kind == "local" else account_name(connected_hub))

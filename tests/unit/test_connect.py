@@ -26,7 +26,7 @@ SECRET = "hf_secret"
 SERVED = "http://127.0.0.1:8123"
 
 
-def choose_with(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
+def choose_with(flag: str | None, push: bool | None, env: dict[str, str]) -> Hub:
     with patch.dict(os.environ, env, clear=True):
         return choose_hub(flag, push_to_hub=push)
 
@@ -36,10 +36,11 @@ def choose_with(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
     [
         (None, False, {}, "local", None, "log in and add --push_to_hub"),
         (None, False, {"HF_TOKEN": SECRET}, "local", None, "log in and add --push_to_hub"),
-        (None, True, {"HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
+        (None, None, {"HF_TOKEN": SECRET}, "local", None, "pass --hub to use another"),
+        (None, True, {"HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token was found"),
         (None, True, {"HF_TOKEN": ""}, "local", None, "to publish on huggingface.co, log in: no token was found"),
         (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
-        (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
+        (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token was found"),
         (None, False, {"HF_ENDPOINT": HF_URL + "/"}, "huggingface", HF_URL, "HF_ENDPOINT"),
         ("local", True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "local", None, "--hub local"),
         (OTHER + "/", True, {"HF_ENDPOINT": HF_URL, "HF_TOKEN": SECRET}, "other", OTHER, "--hub"),

@@ -201,14 +201,14 @@ def current_hub() -> Hub:
     return _current_hub or DEFAULT_HUB
 
 
-def choose_hub(flag_value: str | None, *, push_to_hub: bool, flag: str = "--hub") -> Hub:
+def choose_hub(flag_value: str | None, *, push_to_hub: bool | None, flag: str = "--hub") -> Hub:
     """Chooses a command's Hub.
 
     Takes the flag, else HF_ENDPOINT, else huggingface.co (given a token and --push_to_hub), else the embedded Hub.
 
     Args:
         flag_value: Value of the flag: 'local' or an address. None if the flag was not given.
-        push_to_hub: Whether --push_to_hub was given.
+        push_to_hub: Whether --push_to_hub was given, or the command always publishes; None if it never publishes.
         flag: Name of the flag, for messages.
 
     Returns:
@@ -225,7 +225,9 @@ def choose_hub(flag_value: str | None, *, push_to_hub: bool, flag: str = "--hub"
         return _hub_at(endpoint, "HF_ENDPOINT")
     # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
-        return Hub("huggingface", HF_URL, "a token and --push_to_hub")
+        return Hub("huggingface", HF_URL, "a token was found")
+    if push_to_hub is None:
+        return Hub("local", None, "pass --hub to use another")
     missing_step = "log in: no token was found" if push_to_hub else "log in and add --push_to_hub"
     return Hub("local", None, f"to publish on huggingface.co, {missing_step}")
 
