@@ -143,9 +143,8 @@ def _choice_error(error: click.ClickException) -> str | None:
     match = re.match(r"'(.*)' is not one of ", error.message, re.DOTALL)
     if match is None:
         return None
-    value = match[1]
-    problem = f"{name} is {value!r}, but it takes one of {', '.join(choices)}"
-    return problem + (did_you_mean(value, choices) or ".")
+    hint = did_you_mean(match[1], choices) or "."
+    return f"{name} is {match[1]!r}, but it takes one of {', '.join(choices)}{hint}"
 
 
 def _unknown_word_error(error: click.ClickException) -> str | None:

@@ -146,13 +146,13 @@ def _make_collections(entries: list[Entry], namespace: str, hub: Hub) -> None:
     from ..hub.client.refusals import translate_hub_errors
     from ..publishing.collections import collect
 
-    recipes: dict[str, dict[str, str]] = {}
+    stages_by_recipe: dict[str, dict[str, str]] = {}  # recipe -> repository -> stage
     for entry in entries:
         if entry.recipe and entry.stage:
-            recipes.setdefault(entry.recipe, {})[entry.repo] = entry.stage
-    for recipe, repos in recipes.items():
-        ppo = [repo for repo, stage in repos.items() if stage == "ppo"]
+            stages_by_recipe.setdefault(entry.recipe, {})[entry.repo] = entry.stage
+    for recipe, stages in stages_by_recipe.items():
+        ppo_repos = [repo for repo, stage in stages.items() if stage == "ppo"]
         with translate_hub_errors(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
-            spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
-        slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
+            spaces = [space.id for repo in ppo_repos for space in hub.api().list_spaces(author=namespace, models=repo)]
+        slug = collect(recipe, namespace, stages, next(iter(spaces), None), hub=hub)
         print_text(f"Collection of {recipe}: {slug}", err=True)

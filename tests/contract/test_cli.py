@@ -250,6 +250,8 @@ def error_sentence(tmp_path: Path, *arguments: str, **env: str) -> str:
 
 def test_pull_rejects_missing_repository(tmp_path):
     assert "There is no repository 'local/none'" in error_sentence(tmp_path, "pull", "local/none@best")
+    hub_line = zoo("pull", "local/none", home=tmp_path / "home").stderr.splitlines()[0]
+    assert hub_line == "Hub: the embedded Hub (pass --hub to use another)", "pull has no --push_to_hub"
 
 
 @pytest.fixture
