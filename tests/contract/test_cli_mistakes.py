@@ -138,7 +138,7 @@ def test_command_reports_mistake_in_one_sentence(run: Callable[..., tuple[int, s
         ("recipes keys ppo nonsense", "No key of ppo has 'nonsense' in its name or meaning"),
         ("recipes lst", "`rlhf-zoo recipes` has no command 'lst', did you mean 'list'?"),
         ("hub export a/b --rep c/d", "`rlhf-zoo hub export` has no option --rep, did you mean 'repo'?"),
-        ("hub export a/b --help2", "`rlhf-zoo hub export` has no option --help2: it has --repo, --to, "),
+        ("hub export a/b --output_dir x", "`rlhf-zoo hub export` has no option --output_dir: it has --repo, --to, "),
         ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("run --seed 2 tiny-world", "Put --seed after the recipe: `rlhf-zoo run RECIPE --seed ...`."),
         ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
