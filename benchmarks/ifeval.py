@@ -163,7 +163,7 @@ def score(rows: Sequence[Row], answers: Sequence[Answer], package: str | None = 
     if not scored:
         raise ZooError(f"None of the kinds of instructions can be verified here: {', '.join(sorted(skipped))}.")
     figures: dict[str, Any] = {"prompts": len(rows), "prompts_scored": len(scored)}
-    clusters = {}
+    clusters: dict[str, list[tuple[int, int]]] = {}
     for index, reading in enumerate(("strict", "loose")):
         by_prompt = [[follows[index] for follows in result] for result in scored]
         clusters[f"prompt_{reading}"] = [(all(follows), 1) for follows in by_prompt]

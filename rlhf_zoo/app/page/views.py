@@ -169,8 +169,9 @@ def pairs_html(
         cards = []
         for role, label in labels.items():
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
-            sample, options = getattr(snapshot, role)[row], {"row": row, "label": label, "is_chat": snapshot.is_chat}
-            cards.append(_policy_column_html(snapshot.prompt, role, sample, name=names[role], **options))
+            sample = getattr(snapshot, role)[row]
+            options: dict[str, Any] = {"name": names[role], "row": row, "label": label, "is_chat": snapshot.is_chat}
+            cards.append(_policy_column_html(snapshot.prompt, role, sample, **options))
         details = _token_details_html(snapshot, row, is_collapsed=is_collapsed or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
     content = _means_html(snapshot) + "".join(rows)
