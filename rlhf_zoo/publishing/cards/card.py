@@ -320,11 +320,8 @@ def _columns(facts: StageFacts, stage_card: StageCard) -> dict[str, str]:
     keys = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
         keys.discard("kl_coef")  # a constant β is among the settings
-    return {
-        heading: key
-        for heading, key in stage_card.columns.items()
-        if heading == stage_card.required_column or key in keys
-    }
+    required = stage_card.required_column
+    return {heading: key for heading, key in stage_card.columns.items() if heading == required or key in keys}
 
 
 def _draw_plots(facts: StageFacts, stage_card: StageCard, folder: Path) -> dict[str, Raw]:
