@@ -106,8 +106,7 @@ def test_repeat_prompt_instructions_can_be_followed(splits: dict[str, Rows]) -> 
         ({"prompts": 0}, "give 1 or more"),
         ({"not_trained": ["commas"]}, "unknown kind 'commas'"),
         ({"not_trained": [*INSTRUCTIONS]}, "leaves no kind"),
-        ({"demonstrated": ["commas"]}, "demonstrated of the corpus instructions has the unknown kind 'commas'"),
-        ({"demonstrated": []}, "has no kind to demonstrate"),
+        ({"requests": 0}, "requests of the corpus instructions is 0: give 1 or more"),
     ],
 )
 def test_prepare_rejects_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -186,8 +185,9 @@ def test_demonstrations_come_from_answers_to_training_tasks(tmp_path: Path, spli
         assert any(text(row).startswith(task.text) for task in by_split["train"][:40])
         assert [message["role"] for message in row["completion"]] == ["assistant"]
     assert prepare(str(tmp_path), seed=2)["demonstrations"] != data["demonstrations"]
-    quoted = prepare(str(tmp_path), seed=1, demonstrated=["startend:quotation"])["demonstrations"]["train"]
-    assert quoted and all(row["completion"][0]["content"].startswith('"') for row in quoted)
+    more = prepare(str(tmp_path), seed=1, requests=3)["demonstrations"]["train"]
+    assert 60 < len(more) < 120
+    assert len({text(row) for row in more}) > 2 * len(demonstrations), "each answer gets other requests"
     (tmp_path / "train.jsonl").write_text('{"prompt": "Sing.", "answer": "La."}\n')
     with pytest.raises(ZooError, match=r"Row 1 of .* has the prompt 'Sing.', which is no task"):
         prepare(str(tmp_path), seed=1)

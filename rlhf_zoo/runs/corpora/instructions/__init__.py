@@ -77,7 +77,7 @@ def prepare(
     seed: int,
     prompts: int = 4000,
     not_trained: Sequence[str] = (),
-    demonstrated: Sequence[str] = tuple(INSTRUCTIONS),
+    requests: int = 1,
 ) -> dict[str, dict[str, Rows]]:
     """Makes the configuration `prompts`, and with a source `demonstrations`.
 
@@ -94,27 +94,25 @@ def prepare(
         prompts: Maximum number of training prompts; a task is used once, and there are a few thousand tasks.
         not_trained: Kinds that no training prompt has, such as kinds that the starting model never follows. Validation
             and test have all kinds.
-        demonstrated: The kinds of the demonstrations. Questions are answered yes, no or maybe besides.
+        requests: How many requests are drawn for each answer of the source.
 
     Returns:
         ``{configuration: {split: rows}}``.
 
     Raises:
-        ZooError: `prompts` is below 1; `not_trained` or `demonstrated` has an unknown kind, or leaves none; or the
-            source cannot be read or has a prompt that is no task.
+        ZooError: `prompts` or `requests` is below 1; `not_trained` has an unknown kind or leaves none; or the source
+            cannot be read or has a prompt that is no task.
     """
-    if prompts < 1:
-        raise ZooError(f"prompts of the corpus instructions is {prompts}: give 1 or more.")
-    for name, kinds in (("not_trained", not_trained), ("demonstrated", demonstrated)):
-        if unknown := [kind for kind in kinds if kind not in INSTRUCTIONS]:
-            raise ZooError(
-                f"{name} of the corpus instructions has the unknown kind {unknown[0]!r}: choose from "
-                f"{', '.join(INSTRUCTIONS)}."
-            )
+    for name, number in (("prompts", prompts), ("requests", requests)):
+        if number < 1:
+            raise ZooError(f"{name} of the corpus instructions is {number}: give 1 or more.")
+    if unknown := [kind for kind in not_trained if kind not in INSTRUCTIONS]:
+        raise ZooError(
+            f"not_trained of the corpus instructions has the unknown kind {unknown[0]!r}: choose from "
+            f"{', '.join(INSTRUCTIONS)}."
+        )
     if {*INSTRUCTIONS} <= {*not_trained, CONSTRAINED}:
         raise ZooError("not_trained of the corpus instructions leaves no kind to train on: remove a kind from it.")
-    if {*demonstrated} <= {CONSTRAINED}:
-        raise ZooError("demonstrated of the corpus instructions has no kind to demonstrate: add one.")
     tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks():
         tasks_by_split[split_of(task)].append(task)
@@ -127,11 +125,11 @@ def prepare(
         rows[split] = [request(task, rng, kinds) for task in tasks_of_split[: prompts if is_train else None]]
     if source is None:
         return {"prompts": rows}
-    return {"prompts": rows, "demonstrations": {"train": _demonstrations(source, seed, demonstrated)}}
+    return {"prompts": rows, "demonstrations": {"train": _demonstrations(source, seed, requests)}}
 
 
-def _demonstrations(source: str, seed: int, kinds: Sequence[str]) -> Rows:
-    """Draws a request for each answer of the source, and edits the answer until it follows the request."""
+def _demonstrations(source: str, seed: int, requests: int) -> Rows:
+    """Draws requests for each answer of the source, and edits the answer until it follows them."""
     tasks_by_text = {task.text: task for task in tasks()}
     answered = read_splits(
         source, ["train"], ["prompt", "answer"], fix="write it with python -m rlhf_zoo.runs.corpora.instructions"
@@ -147,9 +145,10 @@ def _demonstrations(source: str, seed: int, kinds: Sequence[str]) -> Rows:
         if split_of(task) != "train":
             continue
         rng = random.Random(f"demonstrations {seed} {text}")
-        made = request(task, rng, kinds)
-        if (answer := demonstrate(made, row["answer"], task.topic, rng)) is not None:
-            rows.append({"prompt": made["prompt"], "completion": [{"role": "assistant", "content": answer}]})
+        for _ in range(requests):
+            made = request(task, rng)
+            if (answer := demonstrate(made, row["answer"], task.topic, rng)) is not None:
+                rows.append({"prompt": made["prompt"], "completion": [{"role": "assistant", "content": answer}]})
     return rows
 
 

@@ -161,7 +161,8 @@ def _as_bullets(parts: Sequence[str], arguments: Arguments) -> str:
 def _as_paragraphs_with_first_word(parts: Sequence[str], arguments: Arguments) -> str:
     paragraphs = _groups(parts, arguments["num_paragraphs"])
     nth = arguments["nth_paragraph"] - 1
-    paragraphs[nth] = f"{arguments['first_word'].capitalize()}, {paragraphs[nth][:1].lower()}{paragraphs[nth][1:]}"
+    text = paragraphs[nth] if re.match(r"I\b", paragraphs[nth]) else paragraphs[nth][:1].lower() + paragraphs[nth][1:]
+    paragraphs[nth] = f"{arguments['first_word'].capitalize()}, {text}"
     return "\n\n".join(paragraphs)
 
 
