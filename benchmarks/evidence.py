@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from figures import keep, plots, tables
-from figures.experiments import EXPERIMENTS, REVIEWS, ROOT, RUNS, Experiment
+from figures.experiments import EXPERIMENTS, INSTRUCTIONS, REVIEWS, ROOT, RUNS, Experiment
 
 from rlhf_zoo.errors import ZooError
 
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     plots.draw_reviews(keep.load(REVIEWS).get("runs", []), keep.FOLDER / f"{REVIEWS}.png")
+    plots.draw_instructions(keep.load(INSTRUCTIONS).get("runs", []), keep.FOLDER / f"{INSTRUCTIONS}.png")
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(tables.render_blocks(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -30,7 +30,7 @@ from typing import Any
 import ifeval
 from bench import cpu_name
 from figures import keep
-from figures.experiments import ROOT
+from figures.experiments import INSTRUCTIONS, ROOT
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import read_json
@@ -39,15 +39,17 @@ from rlhf_zoo.rewards.form import Repetition
 from rlhf_zoo.rewards.prose import grammar
 from rlhf_zoo.rewards.relevance import relevance
 from rlhf_zoo.runs.answers import Answer, resume_answers, sample_answers
+from rlhf_zoo.runs.corpora.instructions import prepare
 from rlhf_zoo.runs.record import StageRecord
 
-NAME = "smollm2-ifeval"
 BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BENCHMARKS = {"IFEval": "ifeval", "IFBench": "ifbench"}
 #: A meaningless answer to every prompt: its score shows what the verifiers do not notice.
 CONSTANT = "<<my answer>>\n\n* *my answer* is yes [a] [b] [c]\n* *this* and *that*\n* *more*\n***\np.s. thank you"
 #: Judges of what verifiers do not check: whether an answer is about its prompt, and in good English.
 JUDGES: dict[str, Any] = {"relevance": relevance, "grammar": grammar}
+#: Name in a run's kept curve -> metric of the training log.
+CURVE = {"step": "step", "followed": "instructions_followed/all", "kl": "objective/kl", "words": "rewards/words"}
 PAIR_COUNT = 10
 TOKENS = 320
 Figures = dict[str, Any]
@@ -84,9 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: ifeval.read_rows(Path(data) / BENCHMARKS[name] / "test.jsonl.gz", options.limit)
         for name in options.benchmarks
     }
-    kept = keep.load(NAME) if options.add or options.temperature else {}
+    kept = keep.load(INSTRUCTIONS) if options.add or options.temperature else {}
     if options.add and not kept:
-        parser.error(f"--add: docs/evidence/{NAME}.json does not exist; leave --add out to measure the base as well")
+        parser.error(
+            f"--add: docs/evidence/{INSTRUCTIONS}.json does not exist; leave --add out to measure the base as well"
+        )
     policies = policies_of(options.runs, options.answers)[1 if options.add else 0 :]
     is_kept = options.limit is None and "IFEval" in prompts
     if is_kept and options.temperature:
@@ -107,9 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             **_greedy_figures(kept, measured, prompts, options),
+            "one_text_on_test_split": score_constant_on_test_split(),
         }
-    keep.write(NAME, document)
-    print(f"Kept in docs/evidence/{NAME}.json.")
+    keep.write(INSTRUCTIONS, document)
+    print(f"Kept in docs/evidence/{INSTRUCTIONS}.json.")
 
 
 def _greedy_row(kept: Figures, policy: Mapping[str, Any]) -> Figures:
@@ -169,7 +174,7 @@ def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures
                 raise ZooError(f"{run} has no checkpoint of the stage {stage}: run it first.")
             seed, model = document["seed"], document["resolved"]["model_name_or_path"]
             if stage == next(iter(names)) and model != BASE:
-                raise ZooError(f"{run} starts from {model} instead of {BASE}: give runs of {NAME}.")
+                raise ZooError(f"{run} starts from {model} instead of {BASE}: give runs of {INSTRUCTIONS}.")
             folder = answers / re.sub(r"\W+", "-", f"{name} {seed}")
             if any(policy["answers"] == folder for policy in policies):
                 raise ZooError(
@@ -232,8 +237,20 @@ def score_constant(prompts: Mapping[str, Rows], options: argparse.Namespace) -> 
     return {name: score_answers(rows, [(CONSTANT, True)] * len(rows), options) for name, rows in prompts.items()}
 
 
+def score_constant_on_test_split() -> Figures:
+    """Scores the meaningless answer on the recipe's own test split."""
+    rows = prepare(seed=1)["prompts"]["test"]  # the same for every seed
+    scores = ifeval.score(rows, [(CONSTANT, True)] * len(rows))
+    return {"judge": estimate(scores["prompt_strict"]), "loose": estimate(scores["prompt_loose"])}
+
+
+def estimate(accuracy: Mapping[str, Any]) -> Figures:
+    """Writes an accuracy in the form of an evaluation's figures."""
+    return {"value": accuracy["share"], "ci95": accuracy["interval"], "n": accuracy["n"]}
+
+
 def run_figures(label: str, run: Path) -> Figures:
-    """Reads a run's own figures: those of its test split, KL, verdict and seconds."""
+    """Reads a run's own figures: its curve, and if it is evaluated those of its test split, KL and verdict."""
     record = StageRecord(run / "ppo")
     ppo, rows = record.read(), record.metrics()
     command = ppo["command"].replace(str(run.parent), "runs")
@@ -241,6 +258,7 @@ def run_figures(label: str, run: Path) -> Figures:
     seconds = sum(spent for row in rows for name, spent in row.items() if name.startswith("time/"))
     start = sft_name(label, run) or "base"
     figures: Figures = {"policy": label, "start": start, "seed": ppo["seed"], "command": command, "seconds": seconds}
+    figures["curve"] = [{name: row[key] for name, key in CURVE.items() if key in row} for row in rows]
     if (run / "eval" / "evaluation.json").is_file():
         evaluation = read_json(run / "eval" / "evaluation.json")
         for policy in ("sft", "ppo"):
@@ -248,15 +266,29 @@ def run_figures(label: str, run: Path) -> Figures:
             figures[policy] = {key: evaluation[policy][key] for key in names}
             for judge, document in evaluation["judges"].items():
                 figures[policy][judge] = document[policy]
+            figures[policy]["loose"] = estimate(score_samples(run, policy)["prompt_loose"])
         figures["verdict"] = evaluation["verdict"]
     figures["pairs"] = draw_pairs(run)
     return figures
 
 
+def score_samples(run: Path, policy: str) -> Figures:
+    """Scores a run's answers to its test split; policy is sft (or the base) or ppo."""
+    requests = {json.dumps(row["prompt"]): row for row in ifeval.read_rows(run / "data/prompts/test.jsonl")}
+    samples = read_samples(run)
+    answers = [(row[policy]["completion"], row[policy]["ended"]) for row in samples]
+    return ifeval.score([requests[json.dumps(row["messages"])] for row in samples], answers)
+
+
+def read_samples(run: Path) -> list[Figures]:
+    """Reads the answers to a run's test prompts; none without an evaluation."""
+    path = run / "eval" / "samples.jsonl"
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+
+
 def draw_pairs(run: Path) -> list[Figures]:
     """Draws test prompts of a run at random by a fixed seed, each with both answers."""
-    path = run / "eval" / "samples.jsonl"
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    rows = read_samples(run)
     drawn = random.Random(0).sample(rows, min(PAIR_COUNT, len(rows)))
     return [
         {"prompt": row["prompt"], "start": row["sft"]["completion"], "ppo": row["ppo"]["completion"]} for row in drawn

@@ -7,7 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 #: The folder of the runs: runs/evidence in the repository, or RLHF_ZOO_EVIDENCE_RUNS.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-#: Film reviews that a real model continues, under three seeds: the name of the file in docs/evidence.
+#: Names of files in docs/evidence: a real model follows instructions that a program checks, and continues film reviews.
+INSTRUCTIONS = "smollm2-ifeval"
 REVIEWS = "smollm2-reviews"
 
 

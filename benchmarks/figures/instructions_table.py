@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from . import keep
+from .experiments import INSTRUCTIONS
 from .text import interval, number, table
 
-NAME = "smollm2-ifeval"
 NOT_MEASURED = "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
 #: IFEval's average, as the models' cards state it.
 PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct, published", 41.0))
@@ -19,7 +19,7 @@ Figures = Mapping[str, Any]
 
 def page() -> str:
     """All kept figures: both benchmarks, the recipe's test split, and pairs of answers drawn at random."""
-    document = keep.load(NAME)
+    document = keep.load(INSTRUCTIONS)
     if not document:
         return "Nothing is measured yet: `python benchmarks/instructions.py` measures it."
     parts = [benchmarks_table(document), sampled_table(document), runs_table(document), pairs_page(document)]
@@ -28,7 +28,7 @@ def page() -> str:
 
 def short_table() -> str:
     """A row for each seed of the recipe as it is, for the README: its scores before and after PPO, and its verdict."""
-    document = keep.load(NAME)
+    document = keep.load(INSTRUCTIONS)
     runs = [run for run in _evaluated(document) if run["policy"] == "PPO"]
     if not runs:
         return NOT_MEASURED
@@ -56,7 +56,7 @@ def _short_cells(policy: Figures, own: Figures, show: Callable[[Figures], str]) 
 
 def short_pair() -> str:
     """The seed and prompts behind `short_table`, and the answers to one prompt, for the README."""
-    document = keep.load(NAME)
+    document = keep.load(INSTRUCTIONS)
     if not _evaluated(document):
         return NOT_MEASURED
     runs, base = _first_runs(_evaluated(document)), document["policies"][0]
@@ -138,14 +138,18 @@ def runs_table(document: Figures) -> str:
     runs = _evaluated(document)
     if not runs:
         return ""
-    names = {"judge": "all instructions fulfilled", "reward": "reward", "kl": "KL, nats", "length": "tokens",
-             "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
+    names = {"judge": "all instructions followed", "loose": "loose", "reward": "reward", "kl": "KL, nats",
+             "length": "tokens", "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
+    digits = {key: 1 if key == "length" else 2 for key in names}
+
+    def row(name: str, policy: Figures, verdict: str = "") -> list[str]:
+        return [name, *(interval(policy[key], digits[key]) if key in policy else "" for key in names), verdict]
+
     rows = []
     for run in runs:
-        for name, policy in ((run["start"], "sft"), (run["policy"], "ppo")):
-            digits = {key: 1 if key == "length" else 2 for key in names}
-            cells = [interval(run[policy][key], digits[key]) for key in names]
-            rows.append([f"{name}, seed {run['seed']}", *cells, run["verdict"] if policy == "ppo" else ""])
+        rows.append(row(f"{run['start']}, seed {run['seed']}", run["sft"]))
+        rows.append(row(f"{run['policy']}, seed {run['seed']}", run["ppo"], run["verdict"]))
+    rows.append(row("one text", document.get("one_text_on_test_split", {})))
     seconds = ", ".join(number(run["seconds"] / 60, 0) for run in runs)
     note = (
         f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO's updates took {seconds} minutes."

@@ -1,5 +1,6 @@
-"""The plots of the docs: training with and without the KL penalty."""
+"""The plots of the docs: training by update, with and without the KL penalty."""
 
+import itertools
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -56,6 +57,26 @@ def draw_reviews(runs: Sequence[Any], path: Path) -> None:
     axes[1, 0].set_ylabel("KL to SFT, nats")
     lines_and_labels = axes[1, 0].get_legend_handles_labels()
     axes[0, -1].legend(*lines_and_labels, loc="upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
+    _save(figure, path)
+
+
+def draw_instructions(runs: Sequence[Any], path: Path) -> None:
+    """Draws, for each run with a curve, how many training answers follow all instructions, and KL below."""
+    runs = [run for run in runs if run.get("curve")]
+    if not runs:
+        return
+    figure, axes = _figure(1, 2, height=4.4)
+    for run, (linestyle, color) in zip(runs, itertools.product(("-", "--", ":"), _SEED_COLORS), strict=False):
+        steps = [row["step"] for row in run["curve"]]
+        for row_axes, name, scale in ((axes[0, 0], "followed", 100), (axes[1, 0], "kl", 1)):
+            values = [scale * row[name] for row in run["curve"]]
+            label = f"{run['policy']}, seed {run['seed']}"
+            row_axes.plot(steps, values, color=color, linestyle=linestyle, linewidth=1.3, label=label)
+    axes[0, 0].set_ylabel("follow all instructions, %")
+    axes[0, 0].legend(loc="upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
+    axes[0, 0].tick_params(labelbottom=False)
+    axes[1, 0].set_ylabel("KL, nats")
+    axes[1, 0].set_xlabel("PPO update")
     _save(figure, path)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import instructions
 import pytest
-from figures import instructions_table, keep
+from figures import instructions_table, keep, plots
+from PIL import Image
 from trainer_fixture import make_policy, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
@@ -52,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_script_scores_base_policy_and_constant_text(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     answers = tmp_path / "answers"
     instructions.main([str(run), "--batch", "2", "--judges", "grammar", "--answers", str(answers)])
-    document = keep.load(instructions.NAME)
+    document = keep.load(instructions.INSTRUCTIONS)
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
     assert document["policies"][1]["seed"] == 4 and document["runs"][0]["seconds"] == 60
     assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
@@ -74,7 +75,7 @@ def test_sft_policy_of_a_run_is_scored_as_well(run: Path, tmp_path: Path) -> Non
     (run / "ppo/run.json").write_text(json.dumps(record | {"resolved": {"model_name_or_path": str(run / "sft")}}))
     answers = ["--judges", "--benchmarks", "IFEval", "--answers", str(tmp_path / "answers")]
     instructions.main([f"PPO, edited answers={run}", *answers])
-    document = keep.load(instructions.NAME)
+    document = keep.load(instructions.INSTRUCTIONS)
     names = ["base", "SFT, edited answers", "PPO, edited answers", "one text"]
     assert [policy["policy"] for policy in document["policies"]] == names
     assert "*SFT, edited answers:*\n\n```text\nLa\n```" in instructions_table.page()
@@ -88,10 +89,10 @@ def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.Cap
     assert "leave --add out" in capsys.readouterr().err
     options = ["--benchmarks", "IFEval", "--batch", "2", "--judges"]
     instructions.main([str(run), *options, "--answers", str(tmp_path / "answers")])
-    first = keep.load(instructions.NAME)
+    first = keep.load(instructions.INSTRUCTIONS)
     for _ in range(2):  # the second time it replaces itself
         instructions.main([f"more KL={run}", "--add", *options, "--answers", str(tmp_path / "others")])
-    document = keep.load(instructions.NAME)
+    document = keep.load(instructions.INSTRUCTIONS)
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "more KL", "one text"]
     assert [document["policies"][place] for place in (0, 1, 3)] == first["policies"]
     assert [figures["policy"] for figures in document["runs"]] == ["PPO", "more KL"]
@@ -105,9 +106,9 @@ def test_sampled_figures_stand_beside_greedy_ones(run: Path, tmp_path: Path, cap
         instructions.main([str(run), "--temperature", "0.7", *options])
     assert not (tmp_path / "answers").exists()
     instructions.main([str(run), *options])
-    greedy = keep.load(instructions.NAME)
+    greedy = keep.load(instructions.INSTRUCTIONS)
     instructions.main([str(run), "--temperature", "0.7", *options])
-    document = keep.load(instructions.NAME)
+    document = keep.load(instructions.INSTRUCTIONS)
     assert [policy.pop("sampled", {}).get("temperature") for policy in document["policies"]] == [0.7, 0.7, None]
     assert document == greedy
     page = instructions_table.page()
@@ -117,7 +118,7 @@ def test_sampled_figures_stand_beside_greedy_ones(run: Path, tmp_path: Path, cap
 def test_limited_run_is_shown_but_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     instructions.main(["--limit", "1", "--temperature", "1", "--judges", "--answers", str(tmp_path / "answers")])
     assert "base  on IFEval: " in capsys.readouterr().out
-    assert keep.load(instructions.NAME) == {}
+    assert keep.load(instructions.INSTRUCTIONS) == {}
     assert "Nothing is measured yet" in instructions_table.page()
 
 
@@ -149,13 +150,45 @@ def test_policies_are_distinguished_by_label_and_seed(run: Path, tmp_path: Path)
 def test_script_scores_last_checkpoint_of_interrupted_run(run: Path, tmp_path: Path) -> None:
     record = json.loads((run / "ppo/run.json").read_text())
     (run / "ppo/run.json").write_text(json.dumps({**record, "status": "running"}))
-    (run / "eval/evaluation.json").unlink(missing_ok=True)
     instructions.main(
         [str(run), "--benchmarks", "IFEval", "--batch", "2", "--judges", "--answers", str(tmp_path / "a")]
     )
     page = instructions_table.page()
-    assert "| PPO, seed 4 | " in page and "all instructions fulfilled" not in page
+    assert "| PPO, seed 4 | " in page and "all instructions followed" not in page
     assert instructions_table.short_table() == instructions_table.NOT_MEASURED
+
+
+def test_evaluated_run_has_loose_shares_and_a_curve(run: Path, tmp_path: Path) -> None:
+    share = {"value": 0.5, "ci95": [0.25, 0.75], "n": 1}
+    policy = dict.fromkeys(("reward", "judge", "kl", "length", "eos_rate", "repetition"), share)
+    evaluation = {"sft": policy, "ppo": policy, "judges": {}, "verdict": "healthy"}
+    (run / "eval/evaluation.json").write_text(json.dumps(evaluation))
+    messages = [{"role": "user", "content": "Sing."}]
+    answers = {
+        "sft": {"completion": "La the sea is blue and the sun is warm today.", "ended": True},
+        "ppo": {"completion": "La\nthe sea is blue and the sun is warm today.", "ended": True},
+    }
+    sample = {"prompt": "Sing.", "messages": messages, **answers}
+    (run / "eval/samples.jsonl").write_text(json.dumps(sample) + "\n")
+    (run / "data/prompts").mkdir(parents=True)
+    (run / "data/prompts/test.jsonl").write_text(json.dumps({**ROWS[0], "prompt": messages}) + "\n")
+    rows = [
+        {"step": step, "instructions_followed/all": step / 4, "objective/kl": step, "time/update": 1} for step in (1, 2)
+    ]
+    (run / "ppo/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    figures = instructions.run_figures("PPO", run)
+    assert figures["curve"] == [{"step": 1, "followed": 0.25, "kl": 1}, {"step": 2, "followed": 0.5, "kl": 2}]
+    assert figures["sft"]["loose"]["value"] == 0, "its only line has a capital letter"
+    assert figures["ppo"]["loose"]["value"] == 1, "its last line has none"
+    constant = {"judge": share, "loose": {**share, "value": 0.25}}
+    shown = instructions_table.runs_table({"runs": [figures], "one_text_on_test_split": constant})
+    assert "| one text | 0.50 (0.25 to 0.75) | 0.25 (0.25 to 0.75) |" in shown
+    path = tmp_path / "curves.png"
+    plots.draw_instructions([{"policy": "PPO", "seed": 1}], path)
+    assert not path.exists(), "no run has a curve"
+    plots.draw_instructions([figures] * 4, path)
+    with Image.open(path) as picture:
+        assert len(picture.getcolors()) > 10
 
 
 def test_script_rejects_run_without_checkpoint(run: Path) -> None:
