@@ -1,6 +1,6 @@
 """The tables of smollm2-ifeval: the base, each run's policy and one text on IFEval, IFBench and the test split."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import keep
@@ -14,6 +14,8 @@ BENCHMARK_HEADS = (
     "policy", "IFEval, average", "prompts, strict", "instructions, strict", "by the other verifiers",
     "IFBench, prompts, strict", "relevance", "errors in 100 words", "words", "repetition",
 )  # fmt: skip
+#: Label of the runs of smollm2-ifeval-sft.
+WITH_SFT = "PPO, edited answers"
 Figures = Mapping[str, Any]
 
 
@@ -27,21 +29,42 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """A row for each seed of the recipe as it is, for the README: its scores before and after PPO, and its verdict."""
+    """The base, SFT and PPO after it, and each seed of PPO alone, for the README."""
     document = keep.load(INSTRUCTIONS)
-    runs = [run for run in _evaluated(document) if run["policy"] == "PPO"]
+    runs = _short_runs(document)
     if not runs:
         return NOT_MEASURED
-    base, constant = document["policies"][0], document["policies"][-1]
-    rows = []
+    scores = {(policy["policy"], policy.get("seed")): policy for policy in document["policies"]}
+    rows: dict[str, list[str]] = {}
     for run in runs:
-        before = _short_cells(base, run["sft"], lambda share: f"{100 * share['value']:.1f}")
-        after = _short_cells(_policy_of(run, document["policies"]), run["ppo"], _hundred)
-        cells = [f"{old} → {new}" for old, new in zip(before, after, strict=True)]
-        rows.append([f"{run['policy']}, seed {run['seed']}", *cells, f"*{run['verdict'].partition(' (')[0]}*"])
-    constant_score = f"{100 * constant['IFEval']['average']:.1f}"
-    heads = ["%", "all instructions followed", f"IFEval (one meaningless text: {constant_score})", "text that repeats"]
-    return table([*heads, "verdict"], rows)
+        start, seed = run["start"], run["seed"]
+        rows.setdefault(start, _short_row(start, run["sft"], scores.get((start, seed)) or scores[start, None]))
+        name = f"{run['policy']}, seed {seed}" if start != "base" else f"PPO without SFT, seed {seed}"
+        verdict = f"*{run['verdict'].partition(' (')[0]}*"
+        rows[name] = _short_row(name, run["ppo"], scores[run["policy"], seed], verdict)
+    order = ["base", *(name for name in rows if name != "base")]
+    constant = f"{100 * document['policies'][-1]['IFEval']['average']:.1f}"
+    heads = ["%", "all instructions followed", f"IFEval (one meaningless text: {constant})", "IFBench"]
+    return table([*heads, "text that repeats", "verdict"], [rows[name] for name in order if name in rows])
+
+
+def _short_runs(document: Figures) -> list[Figures]:
+    """The evaluated runs that the README shows: first those with SFT, then the seeds of the recipe without it."""
+    runs = [run for run in _evaluated(document) if run["policy"] in (WITH_SFT, "PPO")]
+    return sorted(runs, key=lambda run: (run["policy"] != WITH_SFT, run["seed"]))
+
+
+def _short_row(name: str, own: Figures, scores: Figures, verdict: str = "") -> list[str]:
+    """A policy's figures in percent: on the recipe's own test prompts, and on both benchmarks."""
+    ifbench = scores.get("IFBench")
+    return [
+        name,
+        _hundred(own["judge"]),
+        f"{100 * scores['IFEval']['average']:.1f}",
+        f"{100 * ifbench['prompt_strict']['share']:.1f}" if ifbench else "",
+        _hundred(own["repetition"]),
+        verdict,
+    ]
 
 
 def _evaluated(document: Figures) -> list[Figures]:
@@ -49,23 +72,20 @@ def _evaluated(document: Figures) -> list[Figures]:
     return [run for run in document.get("runs", []) if "ppo" in run]
 
 
-def _short_cells(policy: Figures, own: Figures, show: Callable[[Figures], str]) -> list[str]:
-    """A policy's scores in percent: on the recipe's own test prompts, on IFEval, and how much of its text repeats."""
-    return [show(own["judge"]), f"{100 * policy['IFEval']['average']:.1f}", show(own["repetition"])]
-
-
 def short_pair() -> str:
     """The seed and prompts behind `short_table`, and the answers to one prompt, for the README."""
     document = keep.load(INSTRUCTIONS)
     if not _evaluated(document):
         return NOT_MEASURED
-    runs, base = _first_runs(_evaluated(document)), document["policies"][0]
+    runs, base = _first_runs(_short_runs(document)), document["policies"][0]
     prompt, answers = _compared_pairs(runs)[0]
     note = (
         f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
         f"{base['IFEval']['prompts']} prompts of IFEval. The first of ten own test prompts drawn at random:"
     )
-    examples = [f"*{_sentence_case(name)}:* {_start(text)}" for name, text in answers]
+    names = ("base", runs[0]["start"], runs[0]["policy"])
+    shown = sorted((names.index(name), text) for name, text in answers if name in names)
+    examples = [f"*{_sentence_case(names[place])}:* {_start(text)}" for place, text in shown]
     return "\n\n".join([note, f"> {_start(prompt)}", *examples])
 
 
@@ -75,11 +95,6 @@ def _first_runs(runs: Sequence[Figures]) -> list[Figures]:
     for run in runs:
         first.setdefault(run["policy"], run)
     return list(first.values())
-
-
-def _policy_of(run: Figures, policies: Sequence[Figures]) -> Figures:
-    """A run's scores on the benchmarks."""
-    return next(policy for policy in policies if (policy["policy"], policy.get("seed")) == (run["policy"], run["seed"]))
 
 
 def _hundred(share: Figures) -> str:
