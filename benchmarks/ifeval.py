@@ -47,11 +47,24 @@ def messages(row: Row) -> list[dict[str, str]]:
 
 
 @functools.cache
+def load_nltk() -> Any:
+    """Imports NLTK so that it downloads nothing: its word tokenizer is applied to the complete text.
+
+    NLTK's own word_tokenize needs the trained Punkt model, which is a download.
+    """
+    import nltk
+
+    nltk.download = lambda *_, **__: False  # the packages of the verifiers call it on import
+    nltk.word_tokenize = nltk.tokenize.NLTKWordTokenizer().tokenize
+    return nltk
+
+
+@functools.cache
 def google_verifiers(package: str) -> dict[str, Any]:
     """Loads Google's verifiers of IFEval from a package that contains them.
 
     They need NLTK's trained Punkt model, which is a download. Here their sentences come from Punkt without that model
-    but with our abbreviations, and their words from NLTK's word tokenizer applied to the complete answer.
+    but with our abbreviations.
 
     Args:
         package: `if_verifiable.ifeval` or `lm_eval.tasks.ifeval`.
@@ -60,15 +73,13 @@ def google_verifiers(package: str) -> dict[str, Any]:
         The classes by kind.
     """
     import langdetect
-    import nltk
 
-    nltk.download = lambda *_, **__: False  # the package calls it on import
+    nltk = load_nltk()
     langdetect.DetectorFactory.seed = 0
     util = importlib.import_module(f"{package}.instructions_util")
     tokenizer = nltk.tokenize.punkt.PunktSentenceTokenizer()
     tokenizer._params.abbrev_types = {*ABBREVIATIONS}
     util._get_sentence_tokenizer = lambda: tokenizer
-    util.nltk.word_tokenize = nltk.tokenize.NLTKWordTokenizer().tokenize
     return importlib.import_module(f"{package}.instructions_registry").INSTRUCTION_DICT
 
 
@@ -91,9 +102,7 @@ def make_verifier(kind: str, values: Row, prompt: str, package: str | None) -> C
     if kind in KINDS:
         registry = google_verifiers(package)
     else:
-        import nltk
-
-        nltk.download = lambda *_, **__: False
+        load_nltk()
         registry = importlib.import_module("if_verifiable.ifbench.instructions_registry").INSTRUCTION_DICT
     checker = registry[kind](kind)
     checker.build_description(**{name: value for name, value in values.items() if value is not None})
