@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -154,7 +155,9 @@ def free_cache() -> None:
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+    # Windows has no library without a name, and C libraries other than glibc have no malloc_trim.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
         trim(0)
 
 
