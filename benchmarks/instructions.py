@@ -254,11 +254,13 @@ def run_figures(label: str, run: Path) -> Figures:
     record = StageRecord(run / "ppo")
     ppo, rows = record.read(), record.metrics()
     command = ppo["command"].replace(str(run.parent), "runs")
+    command = re.sub(r"(--dataset_name )\S*/", r"\1", command)  # the folder's name, not its place on this machine
     # The sum over updates, as the stage's seconds miss the time before a run was killed and resumed.
     seconds = sum(spent for row in rows for name, spent in row.items() if name.startswith("time/"))
     start = sft_name(label, run) or "base"
     figures: Figures = {"policy": label, "start": start, "seed": ppo["seed"], "command": command, "seconds": seconds}
-    figures["curve"] = [{name: row[key] for name, key in CURVE.items() if key in row} for row in rows]
+    updates = [row for row in rows if CURVE["followed"] in row]  # evaluations during training have rows, too
+    figures["curve"] = [{name: row[key] for name, key in CURVE.items()} for row in updates]
     if (run / "eval" / "evaluation.json").is_file():
         evaluation = read_json(run / "eval" / "evaluation.json")
         for policy in ("sft", "ppo"):

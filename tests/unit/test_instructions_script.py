@@ -173,11 +173,20 @@ def test_evaluated_run_has_loose_shares_and_a_curve(run: Path, tmp_path: Path) -
     (run / "data/prompts").mkdir(parents=True)
     (run / "data/prompts/test.jsonl").write_text(json.dumps({**ROWS[0], "prompt": messages}) + "\n")
     rows = [
-        {"step": step, "instructions_followed/all": step / 4, "objective/kl": step, "time/update": 1} for step in (1, 2)
+        {"step": step, "instructions_followed/all": step / 4, "objective/kl": step, "rewards/words": 9}
+        for step in (1, 2)
     ]
+    rows.append({"step": 2, "eval/reward": 1})
+    record = json.loads((run / "ppo/run.json").read_text())
+    record["command"] = f"rlhf-zoo run x --dataset_name /home/ada/answers --output_dir {run}"
+    (run / "ppo/run.json").write_text(json.dumps(record))
     (run / "ppo/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     figures = instructions.run_figures("PPO", run)
-    assert figures["curve"] == [{"step": 1, "followed": 0.25, "kl": 1}, {"step": 2, "followed": 0.5, "kl": 2}]
+    assert figures["command"] == "rlhf-zoo run x --dataset_name answers --output_dir runs/run"
+    assert figures["curve"] == [
+        {"step": 1, "followed": 0.25, "kl": 1, "words": 9},
+        {"step": 2, "followed": 0.5, "kl": 2, "words": 9},
+    ]
     assert figures["sft"]["loose"]["value"] == 0, "its only line has a capital letter"
     assert figures["ppo"]["loose"]["value"] == 1, "its last line has none"
     constant = {"judge": share, "loose": {**share, "value": 0.25}}
