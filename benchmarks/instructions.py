@@ -172,8 +172,9 @@ def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures
             checkpoint, document = record.chosen_checkpoint() or record.last_checkpoint(), record.read()
             if checkpoint is None:
                 raise ZooError(f"{run} has no checkpoint of the stage {stage}: run it first.")
-            seed, model = document["seed"], document["resolved"]["model_name_or_path"]
-            if stage == next(iter(names)) and model != BASE:
+            seed = document["seed"]
+            # PPO after SFT names no model of its own.
+            if stage == next(iter(names)) and (model := document["resolved"]["model_name_or_path"]) != BASE:
                 raise ZooError(f"{run} starts from {model} instead of {BASE}: give runs of {INSTRUCTIONS}.")
             folder = answers / re.sub(r"\W+", "-", f"{name} {seed}")
             if any(policy["answers"] == folder for policy in policies):
