@@ -29,42 +29,42 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """The base, SFT and PPO after it, and each seed of PPO alone, for the README."""
+    """The base, SFT and PPO after it, and all seeds of PPO without SFT in one row, for the README."""
     document = keep.load(INSTRUCTIONS)
-    runs = _short_runs(document)
-    if not runs:
+    evaluated = _evaluated(document)
+    seeds = [run for run in evaluated if run["policy"] == "PPO"]
+    if not seeds:
         return NOT_MEASURED
     scores = {(policy["policy"], policy.get("seed")): policy for policy in document["policies"]}
-    rows: dict[str, list[str]] = {}
-    for run in runs:
-        start, seed = run["start"], run["seed"]
-        rows.setdefault(start, _short_row(start, run["sft"], scores.get((start, seed)) or scores[start, None]))
-        name = f"{run['policy']}, seed {seed}" if start != "base" else f"PPO without SFT, seed {seed}"
-        verdict = f"*{run['verdict'].partition(' (')[0]}*"
-        rows[name] = _short_row(name, run["ppo"], scores[run["policy"], seed], verdict)
-    order = ["base", *(name for name in rows if name != "base")]
-    constant = f"{100 * document['policies'][-1]['IFEval']['average']:.1f}"
-    heads = ["%", "all instructions followed", f"IFEval (one meaningless text: {constant})", "IFBench"]
-    return table([*heads, "text that repeats", "verdict"], [rows[name] for name in order if name in rows])
+    rows = [["base", *_short_cells(seeds[0]["sft"], scores["base", None]), ""]]
+    for run in _runs_with_sft(evaluated):
+        for name, own, verdict in ((run["start"], run["sft"], ""), (run["policy"], run["ppo"], _short_verdict(run))):
+            rows.append([name, *_short_cells(own, scores[name, run["seed"]]), verdict])
+    columns = zip(
+        *(_short_cells(run["ppo"], scores["PPO", run["seed"]], intervals=False) for run in seeds), strict=True
+    )
+    name = f"PPO without SFT, seeds {', '.join(str(run['seed']) for run in seeds)}"
+    verdicts = ", ".join(dict.fromkeys(_short_verdict(run) for run in seeds))
+    rows.append([name, *(", ".join(cells) for cells in zip(*cells_by_seed, strict=True)), verdicts])
+    return table(["%", "all instructions followed", "IFEval", "IFBench", "text that repeats", "verdict"], rows)
 
 
-def _short_runs(document: Figures) -> list[Figures]:
-    """The evaluated runs that the README shows: first those with SFT, then the seeds of the recipe without it."""
-    runs = [run for run in _evaluated(document) if run["policy"] in (WITH_SFT, "PPO")]
-    return sorted(runs, key=lambda run: (run["policy"] != WITH_SFT, run["seed"]))
+def _runs_with_sft(runs: Sequence[Figures]) -> list[Figures]:
+    return [run for run in runs if run["policy"] == WITH_SFT]
 
 
-def _short_row(name: str, own: Figures, scores: Figures, verdict: str = "") -> list[str]:
+def _short_verdict(run: Figures) -> str:
+    return f"*{run['verdict'].partition(' (')[0]}*"
+
+
+def _short_cells(own: Figures, scores: Figures, *, intervals: bool = True) -> list[str]:
     """A policy's figures in percent: on the recipe's own test prompts, and on both benchmarks."""
+    followed, repetition = (
+        _hundred(own[name]) if intervals else f"{100 * own[name]['value']:.1f}" for name in ("judge", "repetition")
+    )
     ifbench = scores.get("IFBench")
-    return [
-        name,
-        _hundred(own["judge"]),
-        f"{100 * scores['IFEval']['average']:.1f}",
-        f"{100 * ifbench['prompt_strict']['share']:.1f}" if ifbench else "",
-        _hundred(own["repetition"]),
-        verdict,
-    ]
+    ifbench_share = f"{100 * ifbench['prompt_strict']['share']:.1f}" if ifbench else "–"
+    return [followed, f"{100 * scores['IFEval']['average']:.1f}", ifbench_share, repetition]
 
 
 def _evaluated(document: Figures) -> list[Figures]:
@@ -77,7 +77,8 @@ def short_pair() -> str:
     document = keep.load(INSTRUCTIONS)
     if not _evaluated(document):
         return NOT_MEASURED
-    runs, base = _first_runs(_short_runs(document)), document["policies"][0]
+    evaluated, base = _evaluated(document), document["policies"][0]
+    runs = _first_runs([*_runs_with_sft(evaluated), *(run for run in evaluated if run["policy"] == "PPO")])
     prompt, answers = _compared_pairs(runs)[0]
     note = (
         f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
