@@ -40,9 +40,7 @@ def short_table() -> str:
     for run in _runs_with_sft(evaluated):
         for name, own, verdict in ((run["start"], run["sft"], ""), (run["policy"], run["ppo"], _short_verdict(run))):
             rows.append([name, *_short_cells(own, scores[name, run["seed"]]), verdict])
-    columns = zip(
-        *(_short_cells(run["ppo"], scores["PPO", run["seed"]], intervals=False) for run in seeds), strict=True
-    )
+    cells_by_seed = [_short_cells(run["ppo"], scores["PPO", run["seed"]], intervals=False) for run in seeds]
     name = f"PPO without SFT, seeds {', '.join(str(run['seed']) for run in seeds)}"
     verdicts = ", ".join(dict.fromkeys(_short_verdict(run) for run in seeds))
     rows.append([name, *(", ".join(cells) for cells in zip(*cells_by_seed, strict=True)), verdicts])
