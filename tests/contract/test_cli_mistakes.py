@@ -100,7 +100,8 @@ def odd_command_lines(command: click.Command, name: str) -> Iterator[list[str]]:
     """Yields the command's arguments, with one odd value at a time."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
-    required = [word for option in options if option.required for word in (option.opts[0], REQUIRED[str(option.name)])]
+    required_options = [option.opts[0] for option in options if option.required]
+    required = [word for option in required_options for word in (option, REQUIRED[option.removeprefix("--")])]
     if name in LIKE_RUN:  # options shared with `run` and `eval` are tested there
         options = [param for param in options if param.opts[0] not in SHARED]
     valid = ["tiny-world"] * len(arguments)

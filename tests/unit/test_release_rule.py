@@ -62,7 +62,7 @@ def test_best_checkpoint_is_chosen_by_watched_reward_and_kept(folder):
 
 
 def test_rewarded_metric_is_rejected_before_directory_is_claimed(folder):
-    with pytest.raises(ZooError, match=r"choose by eval_rewards/answered, which PPO maximizes"):
+    with pytest.raises(ZooError, match=r"choose the checkpoint by eval_rewards/answered, which PPO maximizes"):
         ppo.run(make_context(folder, **{**WATCHED, "reward_weights": "1,1"}))
     with pytest.raises(ZooError, match="there is no reward silver"):
         ppo.load_reward_functions(
