@@ -73,7 +73,8 @@ def draw_instructions(runs: Sequence[Any], path: Path) -> None:
             label = f"{run['policy']}, seed {run['seed']}"
             row_axes.plot(steps, values, color=color, linestyle=linestyle, linewidth=1.3, label=label)
     axes[0, 0].set_ylabel("follow all instructions, %")
-    axes[0, 0].legend(loc="upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
+    lines_and_labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*lines_and_labels, loc="outside upper left", frameon=False, labelcolor="linecolor", handlelength=1.8)
     axes[0, 0].tick_params(labelbottom=False)
     axes[1, 0].set_ylabel("KL, nats")
     axes[1, 0].set_xlabel("PPO update")
