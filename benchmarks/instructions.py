@@ -3,14 +3,15 @@
     RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
     python benchmarks/instructions.py RUN "with repetition penalized=RUN" --temperature 1 --limit 100
 
-Each RUN is a run of smollm2-ifeval or smollm2-ifeval-sft, whose SFT policy is scored as well; for an interrupted run,
-the last checkpoint is scored. A run with settings other than the recipe's gets a label, which the table shows; runs
-with the same label need different seeds. Without a run, only the base is scored. With --add, the figures of the base
-and of all other runs are kept, and only the named runs are scored. Prompts are read from FOLDER/ifeval and
-FOLDER/ifbench. Answers are greedy unless --temperature is set. They are stored in the folder --answers, from which a
-second call resumes. If IFEval is scored without --limit, the figures are written to docs/evidence/smollm2-ifeval.json,
-and `python benchmarks/evidence.py --render` renders them in the docs. Those of a --temperature are kept beside the
-greedy ones of the same policies, which must be measured first.
+Each RUN is a run of smollm2-ifeval or smollm2-ifeval-sft, whose SFT policy is scored as well. Its released checkpoint
+is scored, or the last one if it was interrupted; RUN/ppo/checkpoint-N is scored without the run's own figures. A run
+with settings other than the recipe's gets a label, which the table shows; runs with the same label need different
+seeds. Without a run, only the base is scored. With --add, the figures of the base and of all other runs are kept, and
+only the named runs are scored. Prompts are read from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless
+--temperature is set. They are stored in the folder --answers, from which a second call resumes. If IFEval is scored
+without --limit, the figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py
+--render` renders them in the docs. Those of a --temperature are kept beside the greedy ones of the same policies,
+which must be measured first.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CONSTANT = "<<my answer>>\n\n* *my answer* is yes [a] [b] [c]\n* *this* and *tha
 #: Judges of what verifiers do not check: whether an answer is about its prompt, and in good English.
 JUDGES: dict[str, Any] = {"relevance": relevance, "grammar": grammar}
 #: Name in a run's kept curve -> metric of the training log.
-CURVE = {"step": "step", "followed": "instructions_followed/all", "kl": "objective/kl", "words": "rewards/words"}
+CURVE = {"step": "step", "followed": "instructions_followed/all", "kl": "objective/kl"}
 PAIR_COUNT = 10
 TOKENS = 320
 Figures = dict[str, Any]
@@ -134,7 +135,7 @@ def _greedy_figures(
     kept: Figures, measured: Sequence[Figures], prompts: Mapping[str, Rows], options: argparse.Namespace
 ) -> Figures:
     """Returns the policies and runs of the document: with --add the kept ones too, else one text as the last."""
-    runs = [run_figures(label, run) for label, run in options.runs]
+    runs = [run_figures(label, run) for label, run in options.runs if not is_checkpoint(run)]
     if not options.add:
         one_text = {"policy": "one text", "text": CONSTANT, **score_constant(prompts, options)}
         return {"policies": [*measured, one_text], "runs": runs}
@@ -164,30 +165,44 @@ def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures
             label and seed.
     """
     policies: list[Figures] = [{"policy": "base", "model": BASE, "answers": answers / "base"}]
-    for label, run in runs:
-        start = sft_name(label, run)
+    for label, path in runs:
+        run = path.parents[1] if is_checkpoint(path) else path
+        start = None if is_checkpoint(path) else sft_name(label, run)
         names = {"ppo": label} if start is None else {"sft": start, "ppo": label}
         for stage, name in names.items():
             record = StageRecord(run / stage)
-            checkpoint, document = record.chosen_checkpoint() or record.last_checkpoint(), record.read()
-            if checkpoint is None:
-                raise ZooError(f"{run} has no checkpoint of the stage {stage}: run it first.")
-            seed = document["seed"]
-            # PPO after SFT names no model of its own.
-            if stage == next(iter(names)) and (model := document["resolved"]["model_name_or_path"]) != BASE:
+            checkpoint = path if is_checkpoint(path) else record.chosen_checkpoint() or record.last_checkpoint()
+            if checkpoint is None or not checkpoint.is_dir():
+                raise ZooError(f"{path} has no checkpoint of the stage {stage}: run it first.")
+            if (model := base_of(run)) != BASE:
                 raise ZooError(f"{run} starts from {model} instead of {BASE}: give runs of {INSTRUCTIONS}.")
+            seed = record.read()["seed"]
             folder = answers / re.sub(r"\W+", "-", f"{name} {seed}")
             if any(policy["answers"] == folder for policy in policies):
                 raise ZooError(
-                    f"Two runs are labeled {label!r} with seed {seed}: give one of them another label, as in x={run}."
+                    f"Two runs are labeled {label!r} with seed {seed}: give one of them another label, as in x={path}."
                 )
             policies.append({"policy": name, "seed": seed, "model": str(checkpoint), "answers": folder})
     return policies
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether RUN names a single checkpoint of PPO, instead of a run."""
+    return path.name.startswith("checkpoint-")
+
+
+def has_sft(run: Path) -> bool:
+    return StageRecord(run / "sft").run_file.exists()
+
+
+def base_of(run: Path) -> str:
+    """Returns the model that the first stage of a run started from."""
+    return StageRecord(run / ("sft" if has_sft(run) else "ppo")).read()["resolved"]["model_name_or_path"]
+
+
 def sft_name(label: str, run: Path) -> str | None:
     """Returns the name of a run's SFT policy in the table; None if PPO starts from the base."""
-    if not StageRecord(run / "sft").run_file.exists():
+    if not has_sft(run):
         return None
     return label.replace("PPO", "SFT", 1) if label.startswith("PPO") else f"SFT, {label}"
 

@@ -66,7 +66,8 @@ def draw_instructions(runs: Sequence[Any], path: Path) -> None:
     if not runs:
         return
     figure, axes = _figure(1, 2, height=4.4)
-    for run, (linestyle, color) in zip(runs, itertools.product(("-", "--", ":"), _SEED_COLORS), strict=False):
+    styles = itertools.cycle(itertools.product(("-", "--", ":"), _SEED_COLORS))
+    for run, (linestyle, color) in zip(runs, styles, strict=False):
         steps = [row["step"] for row in run["curve"]]
         for row_axes, name, scale in ((axes[0, 0], "followed", 100), (axes[1, 0], "kl", 1)):
             values = [scale * row[name] for row in run["curve"]]

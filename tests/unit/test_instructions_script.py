@@ -80,6 +80,13 @@ def test_sft_policy_of_a_run_is_scored_as_well(run: Path, tmp_path: Path) -> Non
     assert [policy["policy"] for policy in document["policies"]] == names
     assert "*SFT, edited answers:*\n\n```text\nLa\n```" in instructions_table.page()
     assert instructions.sft_name("long", run) == "SFT, long"
+    last = run / "ppo/checkpoint-2"
+    instructions.main([f"PPO, step 2={last}", "--add", *answers])
+    with_checkpoint = keep.load(instructions.INSTRUCTIONS)
+    assert [policy["policy"] for policy in with_checkpoint["policies"]] == [*names[:3], "PPO, step 2", "one text"]
+    assert with_checkpoint["runs"] == document["runs"], "a checkpoint has no figures of its own"
+    with pytest.raises(ZooError, match="checkpoint-9 has no checkpoint of the stage ppo"):
+        instructions.policies_of([("PPO", run / "ppo/checkpoint-9")], tmp_path)
 
 
 def test_add_keeps_earlier_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -183,10 +190,7 @@ def test_evaluated_run_has_loose_shares_and_a_curve(run: Path, tmp_path: Path) -
     (run / "ppo/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     figures = instructions.run_figures("PPO", run)
     assert figures["command"] == "rlhf-zoo run x --dataset_name answers --output_dir runs/run"
-    assert figures["curve"] == [
-        {"step": 1, "followed": 0.25, "kl": 1, "words": 9},
-        {"step": 2, "followed": 0.5, "kl": 2, "words": 9},
-    ]
+    assert figures["curve"] == [{"step": 1, "followed": 0.25, "kl": 1}, {"step": 2, "followed": 0.5, "kl": 2}]
     assert figures["sft"]["loose"]["value"] == 0, "its only line has a capital letter"
     assert figures["ppo"]["loose"]["value"] == 1, "its last line has none"
     constant = {"judge": share, "loose": {**share, "value": 0.25}}
