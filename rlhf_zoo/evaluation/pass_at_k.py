@@ -68,7 +68,7 @@ class Answers:
         if self.parsed is None:
             raise ValueError("A majority vote needs the parsed answers: pass `parsed`.")
         return np.array(
-            [_majority_credit(answers, right) for answers, right in zip(self.parsed, self.correct, strict=True)]
+            [_majority_credit(answers, correct) for answers, correct in zip(self.parsed, self.correct, strict=True)]
         )
 
     def joint_figures(self) -> dict[str, Floats]:
