@@ -202,9 +202,8 @@ def base_of(run: Path) -> str:
 
 def sft_name(label: str, run: Path) -> str | None:
     """Returns the name of a run's SFT policy in the table; None if PPO starts from the base."""
-    if not has_sft(run):
-        return None
-    return label.replace("PPO", "SFT", 1) if label.startswith("PPO") else f"SFT, {label}"
+    name = label.replace("PPO", "SFT", 1) if label.startswith("PPO") else f"SFT, {label}"
+    return name if has_sft(run) else None
 
 
 def answers_file(policy: Mapping[str, Any], benchmark: str, options: argparse.Namespace) -> Path:

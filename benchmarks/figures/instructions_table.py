@@ -23,7 +23,7 @@ def page() -> str:
     """All kept figures: both benchmarks, the recipe's test split, and pairs of answers drawn at random."""
     document = keep.load(INSTRUCTIONS)
     if not document:
-        return "Nothing is measured yet: `python benchmarks/instructions.py` measures it."
+        return NOT_MEASURED
     parts = [benchmarks_table(document), sampled_table(document), runs_table(document), pairs_page(document)]
     return "\n\n".join(part for part in parts if part)
 
