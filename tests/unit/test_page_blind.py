@@ -220,6 +220,8 @@ def test_figures_show_current_tally():
     assert f'class="band" style="left:{low:.2f}%;width:{high - low:.2f}%"' in page
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
+    from_base = votes_html(tallied(votes), DATA_SET, "the base")
+    assert "PPO over the base, 95%" in from_base and "Base preferred" in from_base and "SFT" not in from_base
     page = votes_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
     assert "1 vote so far" in page and "No votes count toward the win rate yet." in page and "zoo-bar" not in page
 

@@ -120,5 +120,5 @@ def test_kl_switch_off_shows_findings_in_texts() -> None:
     off = replace(off, points=(off.points[0], replace(off.points[1], findings=(finding,))))
     switch = KLSwitch.of(timeline(run(0.1, last=HIGH), off), 20)
     assert switch is not None
-    assert Page(switch.html(OFF)).texts("p") == [f"Texts at step 20, SFT → PPO: {finding}"]
+    assert Page(switch.html(OFF)).texts("p") == [f"Texts at step 20, before → after PPO: {finding}"]
     assert finding not in Page(switch.html(ON)).text

@@ -48,6 +48,7 @@ def test_curves_mark_selected_step_and_name_others() -> None:
     assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
     assert drawn.count('class="zoo-selected"') == 4, "a mark in each panel, for phones and for wide screens"
     assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
+    assert "KL to SFT, nats" in drawn and "KL to the base, nats" in curves_html(found, 10, "the base")
     places = [
         re.search(r'class="zoo-selected" d="M([\d.]+)', curves_html(found, step)).group(1) for step in (10, 20, 40)
     ]
@@ -114,6 +115,7 @@ def test_frontier_plots_evaluated_figures_if_every_run_has_them() -> None:
     assert "step 20: judge’s score −0.700, KL 1.900 nats" in drawn and "reward 2.000" not in drawn
     assert "β = 0.1: recommended step 10, reward 0.90 at KL 1.90" in drawn
     assert "Circled: the recommended step of each run." in drawn
+    assert "KL to the base, nats" in frontier_html([evaluated], 0, "the base")
     mixed = frontier_html([evaluated, run(10, 20)], 0)
     assert set(re.findall(r'class="zoo-title"[^>]*>([^<]+)<', mixed)) == {
         "Reward against KL: rollouts, as logged in training"

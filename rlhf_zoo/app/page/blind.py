@@ -235,6 +235,7 @@ def build_blind_tab(
     prompts: Sequence[str],
     defaults: SamplingDefaults,
     max_concurrent: int,
+    initial_policy: str = "SFT",
 ) -> None:
     """Builds the contents of the tab.
 
@@ -245,6 +246,7 @@ def build_blind_tab(
         prompts: Held-out prompts, one of which is drawn if the visitor writes no prompt.
         defaults: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.
+        initial_policy: As for `role_names`.
     """
     tab = _create_components(tally, prompts)
     vote_buttons, pair_state, pair_id_box = tab.vote_buttons, tab.pair_state, tab.pair_id_box
@@ -296,10 +298,18 @@ def build_blind_tab(
         )
         if tally is not None:
             vote_event.then(
-                _vote_figures_handler(tally), outputs=[tab.vote_figures_view], concurrency_limit=None, **PAGE_EVENT
+                _vote_figures_handler(tally, initial_policy),
+                outputs=[tab.vote_figures_view],
+                concurrency_limit=None,
+                **PAGE_EVENT,
             )
     if tally is not None:  # without triggers, the function runs when the page loads
-        gr.on(None, lambda: votes_html(tally.figures(), tally.name), outputs=[tab.vote_figures_view], **no_queue)
+        gr.on(
+            None,
+            lambda: votes_html(tally.figures(), tally.name, initial_policy),
+            outputs=[tab.vote_figures_view],
+            **no_queue,
+        )
 
 
 @dataclass(frozen=True)
@@ -390,19 +400,19 @@ def _voter_address(request: gr.Request | None) -> str:
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
-def _vote_figures_handler(tally: Tally) -> Callable[[], AsyncIterator[str]]:
+def _vote_figures_handler(tally: Tally, initial_policy: str) -> Callable[[], AsyncIterator[str]]:
     """Returns the handler that shows counts and win rates immediately, and again when intervals include all votes."""
 
     async def show_figures() -> AsyncIterator[str]:
         figures = tally.figures()
         vote_count, deadline = figures.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
-        yield votes_html(figures, tally.name)
+        yield votes_html(figures, tally.name, initial_policy)
         # If votes were deleted from the data set, exact figures include fewer votes.
         while not figures.is_exact and figures.votes_in_intervals < vote_count and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             figures = tally.figures()
             if figures.is_exact or figures.votes_in_intervals >= vote_count:
-                yield votes_html(figures, tally.name)
+                yield votes_html(figures, tally.name, initial_policy)
 
     return show_figures
 

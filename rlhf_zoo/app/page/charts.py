@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True)
 class KLCurve:
-    """A run's values of a quantity against its KL to SFT.
+    """A run's values of a quantity against its KL to the policy that PPO started from.
 
     Attributes:
         label: The run's name.
@@ -245,7 +245,15 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     return sorted_steps[0], max(sorted_steps[-1], sorted_steps[0] + 1)
 
 
-def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected: int, width: int = PHONE_WIDTH) -> str:
+def draw_frontier(
+    curves: Sequence[KLCurve],
+    *,
+    name: str,
+    source: str,
+    selected: int,
+    initial_policy: str = "SFT",
+    width: int = PHONE_WIDTH,
+) -> str:
     """Draws a quantity against KL: one line per run, with its marked checkpoint labeled by the run's name.
 
     Args:
@@ -253,6 +261,7 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
         name: Name of the quantity.
         source: The prompts or rollouts of its values.
         selected: Index of the run to emphasize. Its marked checkpoint gets a second outline.
+        initial_policy: The policy that KL is measured to, "SFT" or "the base".
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = f"{name} against KL: {source}"
@@ -293,7 +302,7 @@ def draw_frontier(curves: Sequence[KLCurve], *, name: str, source: str, selected
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{second_outline}'
         )
     body = plot.axes(title) + "".join(lines) + _label_marked_points(marked_points, centers, plot)
-    body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32, width)
+    body += _axis_title(f"KL to {initial_policy}, nats per completion", plot.bottom + 32, width)
     return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
 

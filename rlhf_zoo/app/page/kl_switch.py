@@ -98,7 +98,7 @@ class KLSwitch:
         _, off_point = self.off
         # The few completions on the page may not show what got worse, so show what the probes found in all texts.
         if self.position_of(value) == OFF and off_point.findings:
-            finding = escape_text(f"Texts at step {off_point.step}, SFT → PPO: {' '.join(off_point.findings)}")
+            finding = escape_text(f"Texts at step {off_point.step}, before → after PPO: {' '.join(off_point.findings)}")
         else:
             finding = "".join(
                 f'<span class="{name}">{text}</span>'

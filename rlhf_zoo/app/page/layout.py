@@ -68,6 +68,7 @@ def build(
                     prompts=page_models.prompts,
                     defaults=defaults,
                     max_concurrent=max_concurrent,
+                    initial_policy=page_models.comparison.initial_policy,
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 build_card_tab(page_models)
@@ -115,7 +116,7 @@ def _fill_from_link(
             training_controls.prompt_box: link.prompt,
             training_controls.run_dropdown: run.name,
             training_controls.step_slider: gr.update(**slider_range(run), value=step),
-            training_controls.curves_view: curves_html(run, step),
+            training_controls.curves_view: curves_html(run, step, page_models.comparison.initial_policy),
             **_linked_values(training_controls.sampling, link),
         }
 

@@ -59,12 +59,14 @@ def build_training_tab(
         )
         return None
 
+    initial_policy = page_models.comparison.initial_policy
+
     def mark_step(run_name: Any, slider_step: object) -> str:
         try:
             run = timeline.get_run(run_name)
         except ZooError as error:
             return notice_html(error)
-        return curves_html(run, nearest_step(run, slider_step))
+        return curves_html(run, nearest_step(run, slider_step), initial_policy)
 
     def sample_step(
         prompt: object, run_name: Any, slider_step: object, *sampling: Any
@@ -121,7 +123,8 @@ def build_training_tab(
             run = timeline.get_run(run_name)
         except ZooError as error:
             return gr.skip(), notice_html(error)
-        return gr.update(**slider_range(run), value=run.default_point.step), curves_html(run, run.default_point.step)
+        step = run.default_point.step
+        return gr.update(**slider_range(run), value=step), curves_html(run, step, initial_policy)
 
     run_dropdown.input(show_run, [run_dropdown], [step_slider, controls.curves_view], **options)
     if len(timeline.runs_with_beta) > 1:
@@ -159,11 +162,11 @@ def _create_components(page_models: PageModels, default_run: TimelineRun, defaul
         visible=len(page_models.timeline.runs) > 1,
         elem_id="run",
     )
-    default_step = default_run.default_point.step
-    curves_view = gr.HTML(curves_html(default_run, default_step), elem_id="curves")
+    default_step, initial_policy = default_run.default_point.step, page_models.comparison.initial_policy
+    curves_view = gr.HTML(curves_html(default_run, default_step, initial_policy), elem_id="curves")
     step_slider = gr.Slider(**slider_range(default_run), value=default_step, label="Step", elem_id="step")
     message_view = create_live_region("training-message")
-    hint = f"compare one checkpoint with {page_models.comparison.initial_policy}; “Every checkpoint” shows all of them."
+    hint = f"compare one checkpoint with {initial_policy}; “Every checkpoint” shows all of them."
     step_view = gr.HTML(f'<p class="zoo-note">Move the slider to {hint}</p>', elem_id="at-step")
     with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
         sampling_controls = create_controls(defaults, prefix="training-")
@@ -182,11 +185,11 @@ def _build_beta_section(
 ) -> None:
     """Builds the section that compares the runs of an ablation by β. It emphasizes the run in the dropdown "Run"."""
     assert page_models.timeline is not None
-    runs = page_models.timeline.runs_with_beta
+    runs, initial_policy = page_models.timeline.runs_with_beta, page_models.comparison.initial_policy
 
     def render_frontier(run_name: object) -> str:
         selected = next((index for index, run in enumerate(runs) if run.name == run_name), 0)
-        return frontier_html(runs, selected)
+        return frontier_html(runs, selected, initial_policy)
 
     def sample_all_betas(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         results: list[CheckpointResult] = []
@@ -199,8 +202,8 @@ def _build_beta_section(
 
     gr.HTML(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
-        f"penalty. A large β keeps PPO close to {page_models.comparison.initial_policy}. A small β lets PPO exploit "
-        "the reward model.</p></div>"
+        f"penalty. A large β keeps PPO close to {initial_policy}. A small β lets PPO exploit the reward model.</p>"
+        "</div>"
     )
     frontier_view = gr.HTML(render_frontier(page_models.timeline.default_run.name), elem_id="frontier")
     button = gr.Button("The prompt with every β", elem_id="every-beta")
@@ -239,18 +242,19 @@ def slider_range(run: TimelineRun) -> dict[str, Any]:
     return {"minimum": low, "maximum": high, "step": reduce(math.gcd, gaps, 0) or 1}
 
 
-def curves_html(run: TimelineRun, step: int) -> str:
+def curves_html(run: TimelineRun, step: int, initial_policy: str = "SFT") -> str:
     """Draws a run's metrics by step: those of the evaluation if the run's card has them, else those logged in training.
 
     Args:
         run: A run with checkpoints.
         step: The step to mark.
+        initial_policy: As for `role_names`.
     """
     points = run.points
     # The evaluation's figures come first, because metrics logged in training come from the few prompts of a rollout and
     # can contradict the recommended step.
     is_evaluated = _is_evaluated(run)
-    series = _evaluated_series(points) if is_evaluated else _logged_series(points)
+    series = (_evaluated_series if is_evaluated else _logged_series)(points, f"KL to {initial_policy}")
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
     charts = _draw_for_each_screen(partial(draw_step_curves, run.steps, series, selected=step, labels=labels))
     bars = " · bars: 95% intervals" if is_evaluated else ""
@@ -272,9 +276,9 @@ def _is_evaluated(run: TimelineRun) -> bool:
     return any("judge" in _validation_figures(point) for point in run.points)
 
 
-def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
+def _evaluated_series(points: Sequence[TimelinePoint], kl_name: str) -> list[Series]:
     series = []
-    for key, name, unit in (("reward", "Reward", ""), ("judge", "Judge’s score", ""), ("kl", "KL to SFT", "nats")):
+    for key, name, unit in (("reward", "Reward", ""), ("judge", "Judge’s score", ""), ("kl", kl_name, "nats")):
         estimates = [_validation_figures(point).get(key) for point in points]
         if any(estimates):
             values = [None if estimate is None else estimate.value for estimate in estimates]
@@ -283,21 +287,22 @@ def _evaluated_series(points: Sequence[TimelinePoint]) -> list[Series]:
     return series
 
 
-def _logged_series(points: Sequence[TimelinePoint]) -> list[Series]:
+def _logged_series(points: Sequence[TimelinePoint], kl_name: str) -> list[Series]:
     watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED_CURVES]
     return [
         Series("Reward in training", [point.reward for point in points]),
-        Series("KL to SFT", [point.kl for point in points], unit="nats", is_nonnegative=True),
+        Series(kl_name, [point.kl for point in points], unit="nats", is_nonnegative=True),
         *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
     ]
 
 
-def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
+def frontier_html(runs: Sequence[TimelineRun], selected: int, initial_policy: str = "SFT") -> str:
     """Draws reward and judge's score against KL on validation prompts if every run has them, else training's reward.
 
     Args:
         runs: Runs with a known β.
         selected: Index of the run to emphasize.
+        initial_policy: As for `role_names`.
     """
     source, names = "rollouts, as logged in training", {"reward": "Reward"}
     read: Callable[[TimelinePoint, str], float | None] = getattr
@@ -315,7 +320,8 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int) -> str:
             )
             for run in runs
         ]
-        charts += _draw_for_each_screen(partial(draw_frontier, curves, name=name, source=source, selected=selected))
+        options = {"name": name, "source": source, "selected": selected, "initial_policy": initial_policy}
+        charts += _draw_for_each_screen(partial(draw_frontier, curves, **options))
         marks += [curve.mark for curve in curves if curve.is_marked]
     distinct_marks = " or ".join(dict.fromkeys(marks))
     return charts + (f'<p class="zoo-note">Circled: the {distinct_marks} step of each run.</p>' if marks else "")

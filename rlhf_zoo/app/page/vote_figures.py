@@ -34,27 +34,30 @@ class ModelRevision:
         return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
-def votes_html(figures: VoteFigures, data_set: str) -> str:
+def votes_html(figures: VoteFigures, data_set: str, initial_policy: str = "SFT") -> str:
     """Renders the figures. Names from the data set are escaped, because they are not trusted.
 
     Args:
         figures: The figures of the votes.
         data_set: The data set of the votes, NAMESPACE/NAME.
+        initial_policy: As for `role_names`.
     """
-    counts = figures.summary["counts"]
-    labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
+    counts, start = figures.summary["counts"], role_names(initial_policy)["sft"]
+    start = start[0].upper() + start[1:]
+    labels = {"ppo": "PPO preferred", "sft": f"{start} preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
     vote_count = figures.summary["votes"]
-    head = f"<h2>{vote_count} vote{'s' * (vote_count != 1)} so far</h2>{_win_rate_html(figures.summary['win_rate'])}"
+    head = f"<h2>{vote_count} vote{'s' * (vote_count != 1)} so far</h2>"
+    head += _win_rate_html(figures.summary["win_rate"], initial_policy)
     is_exact = str(figures.is_exact).lower()
     notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set))
     return (
         f'<section class="zoo-votes-so-far" data-votes="{vote_count}" data-exact="{is_exact}">'
-        f"{head}{figure_list_html(rows)}{_ratings_html(figures.summary)}{notes}</section>"
+        f"{head}{figure_list_html(rows)}{_ratings_html(figures.summary, initial_policy)}{notes}</section>"
     )
 
 
-def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
+def _win_rate_html(rate: Mapping[str, Any] | None, initial_policy: str) -> str:
     if rate is None:
         return '<p class="zoo-rate">No votes count toward the win rate yet.</p>'
     value, interval = rate["value"], rate["ci95"]
@@ -64,8 +67,8 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
         else "not yet computed"
     )
     description = (
-        f"PPO is preferred over SFT in {format_number(100 * value, 1)}% of {rate['n']} votes, where a tie counts "
-        f"one half and “Both bad” is left out; 95% interval {ci_text}"
+        f"PPO is preferred over {initial_policy} in {format_number(100 * value, 1)}% of {rate['n']} votes, where a tie "
+        f"counts one half and “Both bad” is left out; 95% interval {ci_text}"
     )
     prompt_count = rate.get("prompts")
     prompts = f" ({prompt_count} prompt{'s' * (prompt_count != 1)} so far)" if prompt_count else ""
@@ -74,18 +77,19 @@ def _win_rate_html(rate: Mapping[str, Any] | None) -> str:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
         band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
     return (
-        f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over SFT, 95% '
-        f'interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>. A tie '
-        'counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval resamples whole prompts'
-        f"{prompts}, because votes on the same prompt are not independent.</p>"
+        f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over {initial_policy}'
+        f', 95% interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>. '
+        'A tie counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval resamples whole '
+        f"prompts{prompts}, because votes on the same prompt are not independent.</p>"
         f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
-        '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
+        f'<p class="zoo-ends" aria-hidden="true"><span>{role_names(initial_policy)["sft"]}</span><span>½</span>'
+        "<span>PPO</span></p>"
     )
 
 
-def _ratings_html(summary: Mapping[str, Any]) -> str:
-    """Renders the Elo rating of each revision; "" without ratings, or with fewer than two pairs of PPO and SFT."""
+def _ratings_html(summary: Mapping[str, Any], initial_policy: str) -> str:
+    """Renders the Elo rating of each revision; "" without ratings, or with fewer than two pairs of models."""
     ratings = summary["elo"]
     if len(summary["pairs"]) < 2 or not ratings:
         return ""
@@ -96,7 +100,7 @@ def _ratings_html(summary: Mapping[str, Any]) -> str:
         rating, name = row["elo"], ModelRevision(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
-        header = f'<th scope="row">{role_names("SFT")[row["role"]]} {escape_text(name)}</th>'
+        header = f'<th scope="row">{role_names(initial_policy)[row["role"]]} {escape_text(name)}</th>'
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Ratings of different groups cannot be compared." if has_groups else ""
     if len(ratings) > MAX_RATINGS:

@@ -29,7 +29,7 @@ from .model_names import MODELS_FILE, SCHEMA
 from .wheel import make_wheel
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
-STATIC_DESCRIPTION = "Completions of SFT and PPO, with reward and log-ratio"
+STATIC_DESCRIPTION = "Completions before and after PPO, with reward and log-ratio"
 _MODELS_PLACEHOLDER = "<!-- models -->\n"
 _ZERO_GPU_PYTHON = "3.12"  # ZeroGPU offers 3.10 and 3.12, and this package needs at least 3.11
 _ROLE_LABELS = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
