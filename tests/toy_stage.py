@@ -30,7 +30,7 @@ class ToyArguments:
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     from trl import SFTTrainer
 
-    started, settings, source = time.monotonic(), context.settings("toy"), data_source(context)
+    start_time, settings, source = time.monotonic(), context.settings("toy"), data_source(context)
 
     def build() -> Any:
         texts = source.load("lines", settings.data.dataset_train_split, columns=["text"])
@@ -40,7 +40,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     data = source.lineage
     return train_stage(
-        context, settings, data_lineage=data, parents={}, started=started, build=build, publisher=publisher
+        context, settings, data_lineage=data, parents={}, start_time=start_time, build=build, publisher=publisher
     )
 
 

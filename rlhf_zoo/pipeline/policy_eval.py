@@ -114,7 +114,7 @@ class PolicyPair:
         against: The policy that `policy` is compared with.
         rewards: The policy's reward models; () without one.
         data: The data set of the policy's prompts; None if its run or card does not name one.
-        settings: `temperature` and `response_length` (tokens) of the policy's training.
+        sampling: `temperature` and `response_length` (tokens) of the policy's training.
         prompts_location: Where the policy's prompts are in the data set.
         judge: The judge of the policy's run, if the run is on this machine and was evaluated; otherwise None.
         judge_in_card: The judge that the policy's card names, for messages; None without one.
@@ -131,7 +131,7 @@ class PolicyPair:
     against: Checkpoint
     rewards: tuple[Checkpoint, ...]
     data: DataSource | None
-    settings: Mapping[str, float]
+    sampling: Mapping[str, float]
     prompts_location: PromptsLocation
     judge: str | None = None
     judge_in_card: str | None = None
@@ -159,19 +159,19 @@ def find_pair(
     Raises:
         ZooError: A model cannot be loaded, or neither the run nor the card names the other policy.
     """
-    no_reward = reward == "none"
-    reward_name = None if no_reward else reward
+    without_reward = reward == "none"
+    reward_name = None if without_reward else reward
     data = None
     if settings.dataset_name is not None:
         data = find_data(settings.dataset_name, settings.dataset_revision, hub)
     stage_folder = _find_ppo_stage(Path(policy))
     if stage_folder is not None:
         traced = find_traced_policy(
-            policy, sft=against, reward=reward_name, without_reward=no_reward, sft_flag="--against", hub=hub
+            policy, sft=against, reward=reward_name, without_reward=without_reward, sft_flag="--against", hub=hub
         )
         where = str(traced.settings_file)
-        numbers = ("response_length", "temperature")
-        names = (*numbers, "reward_model_loader", *REWARD_LOAD_KEYS)
+        sampling_keys = ("response_length", "temperature")
+        names = (*sampling_keys, "reward_model_loader", *REWARD_LOAD_KEYS)
         recorded = recorded_settings(traced.settings, "ppo", names, where=where)
         eval_record = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (eval_record.read().get("resolved") or {}).get("evaluation") or {}
@@ -193,7 +193,7 @@ def find_pair(
             traced.reference,
             traced.reward_models,
             data,
-            {name: float(recorded[name]) for name in numbers},
+            {name: float(recorded[name]) for name in sampling_keys},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_arguments,
             functions=_reward_functions(traced.settings),
@@ -204,7 +204,7 @@ def find_pair(
             loader=loader,
             hub=hub,
         )
-    lineage = find_policy(policy, against=against, reward=reward_name, without_reward=no_reward, hub=hub)
+    lineage = find_policy(policy, against=against, reward=reward_name, without_reward=without_reward, hub=hub)
     sampling = {"temperature": lineage.setting("temperature", 1.0)}
     sampling["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
     judge_name = get_nested(lineage.card, "evaluation", "judge", "target")
@@ -331,8 +331,8 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     if prompt_count < settings.prompts:
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
     if group_count < FEW_PROMPTS:
-        groups = f" in {group_count} groups that ask the same thing" if group_count < prompt_count else ""
-        log.warning("The evaluation has only %d prompts%s, so its intervals are too narrow.", prompt_count, groups)
+        group_note = f" in {group_count} groups that ask the same thing" if group_count < prompt_count else ""
+        log.warning("The evaluation has only %d prompts%s, so its intervals are too narrow.", prompt_count, group_note)
     evaluator = _make_evaluator(pair, pair.data, settings, judge_names, out)
     policy = load_causal(pair.policy.path).eval()
     _check_context_length(policy, evaluator, rows["prompt"])
@@ -381,10 +381,11 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
 def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettings) -> tuple[Dataset, str]:
     """Returns prompts and a name for them: the split of --split, what training held out, or the split `test`."""
     configuration, column, _ = pair.prompts_location
+    if settings.dataset_config is not None:
+        configuration = settings.dataset_config or None
     held_out = pair.held_out if settings.split is None else None
     split = held_out[1] if held_out is not None else settings.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
-    configuration = configuration if settings.dataset_config is None else settings.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
     column_names = settings.columns or ({} if column == "prompt" else {"prompt": column})
@@ -443,7 +444,7 @@ def _make_evaluator(
         paths = [model.path for model in pair.rewards]
         reward = load_reward(paths, tokenizer, move=move_to_best_device, loader=pair.loader, **pair.reward_load_kwargs)
         rewards = Rewards([reward])
-    length = settings.max_new_tokens or int(pair.settings["response_length"])
+    length = settings.max_new_tokens or int(pair.sampling["response_length"])
     panel = open_panel(
         judge_names,
         llm=settings.llm,
@@ -452,7 +453,7 @@ def _make_evaluator(
         seed=settings.seed,
         hub=pair.hub,
     )
-    temperature = pair.settings["temperature"] if settings.temperature is None else settings.temperature
+    temperature = pair.sampling["temperature"] if settings.temperature is None else settings.temperature
     reference = move_to_best_device(load_causal(pair.against.path)).eval()
     truncation = Truncation(length, **pair.truncation_fields)
     if truncation.shortest is not None and truncation.shortest > length:

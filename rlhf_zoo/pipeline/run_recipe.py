@@ -229,8 +229,8 @@ def run_stages(
         stage_ran = run_stage(context, stage, publisher)
         any_ran = any_ran or stage_ran
         if distributed.is_main_process():
-            already_finished = f"{stage}{note} is already finished; --restart runs it again."
-            console.print(summary_line(context, stage) if stage_ran else already_finished)
+            finished_message = f"{stage}{note} is already finished; --restart runs it again."
+            console.print(summary_line(context, stage) if stage_ran else finished_message)
     return any_ran
 
 
@@ -242,8 +242,8 @@ def update_cards(context: RunContext, stage: str) -> None:
         stage: The stage that ran.
     """
     names = context.recipe.stages
-    cards = [name for name in names if name == stage or (context.record(name).path / "README.md").is_file()]
-    _make_cards(context, cards)
+    stages = [name for name in names if name == stage or (context.record(name).path / "README.md").is_file()]
+    _make_cards(context, stages)
 
 
 def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
@@ -293,10 +293,10 @@ def summary_line(context: RunContext, stage: str) -> str:
     parts = [f"{document['seconds']:.0f} s"]
     if context.publish and document.get("publish"):
         repo, hub_label = context.repo(stage), context.hub.label
-        sent = len(published_tags(record, repo, hub_label=hub_label).keys() - {"best"})
-        unsent = len(unsent_checkpoints(record, repo, hub_label=hub_label))
-        unsent_text = f", {unsent} still to be sent" if unsent else ""
-        parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{unsent_text}")
+        sent_count = len(published_tags(record, repo, hub_label=hub_label).keys() - {"best"})
+        unsent_count = len(unsent_checkpoints(record, repo, hub_label=hub_label))
+        unsent_note = f", {unsent_count} still to be sent" if unsent_count else ""
+        parts.append(f"{sent_count} of {sent_count + unsent_count} checkpoints are in {repo}{unsent_note}")
     if (document.get("chosen") or {}).get("provisional"):
         parts.append("`main` is the last checkpoint until `rlhf-zoo eval` has chosen one")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
@@ -354,16 +354,16 @@ def show_published(context: RunContext, console: "Console") -> None:
     source = stage_source(context, "ppo")
     config = context.shared.evaluation
     rows = evaluation_rows(context, source, policy_folder=context.checkpoint("sft").path)
-    shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
-    prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
+    prompt_columns = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
+    prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
     folders: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as override_dir:
         hub = replace(context.hub, cache=Path(cache))
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
             with show_activity(f"{stage}: pulling from the Hub"):
-                revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
-                folders[stage] = resolve(revision, hub, skip_source=True).path
+                name_at_revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
+                folders[stage] = resolve(name_at_revision, hub, skip_source=True).path
             local = context.checkpoint(stage).path
             overrides = file_overrides(context, context.record(stage), local, Path(override_dir) / stage)
             if not folders_have_same_weights(folders[stage], local, overrides):

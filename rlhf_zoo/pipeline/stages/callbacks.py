@@ -80,7 +80,7 @@ class ProgressCallback(TrainerCallback):
         self._record = record
         self._desc = desc
         self._bar: Progress | None = None
-        self._batches = 0  # evaluated so far in the current evaluation
+        self._batch_count = 0  # batches of the current evaluation so far
 
     def _describe(self, activity: str = "") -> None:
         """Shows the current activity after the bar's label; "" shows only the label."""
@@ -96,7 +96,7 @@ class ProgressCallback(TrainerCallback):
         self._describe(PHASE_LABELS.get(phase, ""))
 
     def _describe_next(self, control: TrainerControl) -> None:
-        self._batches = 0
+        self._batch_count = 0
         self._describe("evaluating" if control.should_evaluate else "saving" if control.should_save else "")
 
     def on_prediction_step(
@@ -107,12 +107,12 @@ class ProgressCallback(TrainerCallback):
         eval_dataloader: Any = None,
         **_: object,
     ) -> None:
-        self._batches += 1
+        self._batch_count += 1
         total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
-        self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
+        self._describe(f"evaluating, batch {self._batch_count}{f' of {total}' if total else ''}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        self._batches = 0
+        self._batch_count = 0
         self._describe("saving" if control.should_save else "")
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -142,13 +142,13 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
             return  # this is the summary of an interrupted run; the resumed run logs its own summary
-        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(UNREPRODUCIBLE)}
-        numbers.pop("epoch", None)
-        if not numbers or not distributed.is_main_process():
+        metrics = {name: value for name, value in (logs or {}).items() if not name.endswith(UNREPRODUCIBLE)}
+        metrics.pop("epoch", None)
+        if not metrics or not distributed.is_main_process():
             return
-        self._record.append_metrics({"step": state.global_step, **numbers})
+        self._record.append_metrics({"step": state.global_step, **metrics})
         if self._bar is not None:
-            postfix = {label: f"{numbers[name]:.3g}" for name, label in BAR_LABELS.items() if name in numbers}
+            postfix = {label: f"{metrics[name]:.3g}" for name, label in BAR_LABELS.items() if name in metrics}
             self._bar.show_metrics(postfix)
             self._advance(state)
 

@@ -81,37 +81,35 @@ class _Inputs:
 
     def identity(self, context: RunContext) -> dict[str, Any]:
         """Returns the settings and inputs that identify an evaluation, for its fingerprint."""
-        own_pairs: dict[str, Any] = {}
-        if self.own_pairs is not None:
-            lineage = self.own_pairs[1].lineage
-            own_pairs = {"own_pairs": {name: lineage.get(name) for name in ("commit", "files")}}
-        return {
+        identity: dict[str, Any] = {
             "evaluation": identity_keys(evaluation_settings(context)),
             "seed": context.shared.seed,
             "data": self.source.lineage["fingerprint"],
             "parents": {"sft": self.sft.lineage["fingerprint"], "ppo": self.ppo.lineage["fingerprint"]},
-            **own_pairs,
         }
+        if self.own_pairs is not None:
+            lineage = self.own_pairs[1].lineage
+            identity["own_pairs"] = {name: lineage.get(name) for name in ("commit", "files")}
+        return identity
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _Results:
     """The results of an evaluation.
 
     Attributes:
-        result: The comparison of PPO with SFT.
+        comparison: The comparison of PPO with SFT.
         ppo: The checkpoint that was compared.
         trajectory: The measurements of all checkpoints, or the reason why they were not measured.
         figures: Figures for evaluation.json on trivial policies, reference answers, defects and simple filters.
-        chosen: The record of the verdict's choice, for run.json; None if the recipe's release rule chose the
-            checkpoint.
+        choice: The verdict's choice of a checkpoint, for run.json; None if the recipe's release rule chose it.
     """
 
-    result: HeadToHead
+    comparison: HeadToHead
     ppo: ParentCheckpoint
     trajectory: Trajectory | str
     figures: dict[str, Any]
-    chosen: dict[str, Any] | None
+    choice: dict[str, Any] | None
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
@@ -145,30 +143,29 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     # A missing checkpoint or judge is reported before data are prepared.
     checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}
     check_judges(context)
-    own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
-    inputs = _Inputs(source, own_pairs_data, **checkpoints)
-    resolved = inputs.identity(context)
+    inputs = _Inputs(own_pairs=own_pairs(context), source=stage_source(context, "ppo"), **checkpoints)
+    source, identity = inputs.source, inputs.identity(context)
     code = judges_code(config.judge_names)  # read before the judges score, because files may be edited meanwhile
-    if distributed.call_on_main_process(lambda: _is_done(context, resolved, code)):
+    if distributed.call_on_main_process(lambda: _is_done(context, identity, code)):
         return False
     distributed.call_on_main_process(lambda: check_data(config.lm_eval, context.hub))
     prompts = evaluation_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
-    saved = SavedMeasurements(context.directory, {"resolved": resolved, "code": code}, restart=context.restart)
+    saved = SavedMeasurements(context.directory, {"resolved": identity, "code": code}, restart=context.restart)
     try:
         if SAME_LABELS in config.judge_names:
             train_same_labels(context)
         evaluator = replace(make_evaluator(context, inputs.sft.path), saved_measurements=saved)
         with show_activity("eval: checking the judges"):
-            checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
-        comparison = _compare(context, inputs, evaluator, prompts, checks)
+            checks = check_on_pairs(context, evaluator, None if inputs.own_pairs is None else inputs.own_pairs[0])
+        results = _compare(context, inputs, evaluator, prompts, checks)
         if not distributed.is_main_process():
             return True
-        parents = {"sft": inputs.sft, "ppo": comparison.ppo}
+        parents = {"sft": inputs.sft, "ppo": results.ppo}
         figures = {
-            **comparison.result.to_json(),
-            **comparison.figures,
+            **results.comparison.to_json(),
+            **results.figures,
             **_collect_votes(context, evaluator.panel.vote_repos, parents),
             **_run_lm_eval(context, parents),
         }
@@ -176,30 +173,29 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         raise Stopped from error
     seconds = time.monotonic() - started + saved.seconds
     evaluator.panel.save(record.path)
-    _write_results(context, comparison, {**_document_head(context, source, trained_on), **figures}, seconds)
-    if comparison.chosen is not None:
-        merge_chosen(context, comparison.ppo.path)
-        weights = weights_digest(comparison.ppo.path)
-        context.record("ppo").write(chosen=comparison.chosen, weights=weights)
-    _write_record(context, parents, resolved, code, seconds)
+    _write_results(context, results, {**_document_head(context, source, trained_on), **figures}, seconds)
+    if results.choice is not None:
+        merge_chosen(context, results.ppo.path)
+        context.record("ppo").write(chosen=results.choice, weights=weights_digest(results.ppo.path))
+    _write_record(context, parents, identity, code, seconds)
     saved.delete()
     if publisher is not None:
         publisher.notify()  # the cards of both stages are new
     return True
 
 
-def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
+def _is_done(context: RunContext, identity: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
     """Whether the run directory already has this evaluation."""
     document = context.record("eval").read()
     # With `release: recommended`, PPO's choice is provisional until an evaluation chooses a checkpoint.
-    provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
-    is_same = document.get("status") == "finished" and document.get("fingerprint") == fingerprint(resolved)
-    return is_same and is_same_code(code, document.get("code")) and not context.restart and not provisional
+    is_provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
+    is_same = document.get("status") == "finished" and document.get("fingerprint") == fingerprint(identity)
+    return is_same and is_same_code(code, document.get("code")) and not context.restart and not is_provisional
 
 
 def _compare(
     context: RunContext, inputs: _Inputs, evaluator: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
-) -> _Comparison:
+) -> _Results:
     """Measures every checkpoint on validation prompts, and compares one checkpoint with SFT on the test prompts.
 
     The compared checkpoint is the run's chosen one. With `release: recommended`, it is the one that the verdict
@@ -207,9 +203,9 @@ def _compare(
     """
     config, seed = evaluation_settings(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
-    judges_of_reward = find_reward_judges(context, evaluator)
+    reward_judges = find_reward_judges(context, evaluator)
     with show_activity("eval: measuring the checkpoints"):
-        reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
+        reliability = judge_reliability(evaluator, reward_judges, judge_check)
         # Whether a constant text beats SFT by this judge is measured on the test prompts, below. Until then assume that
         # none does; otherwise the judge would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
@@ -222,7 +218,7 @@ def _compare(
         with show_activity(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
                 policy, evaluator, prompts, samples_per_prompt=config.samples, seed=seed,
-                reward_judges=judges_of_reward, checks=checks, group=config.group,
+                reward_judges=reward_judges, checks=checks, group=config.group,
             )  # fmt: skip
 
     candidate = None if trajectory is None else trajectory.verdict.candidate
@@ -230,43 +226,43 @@ def _compare(
     step = checkpoint_step(inputs.ppo.path)
     if verdict_chooses:
         step = _last_step(context) if candidate is None else candidate
-    ppo, result = compare_step(step)
+    ppo, comparison = compare_step(step)
     # The candidate was chosen on validation prompts, so its gain is measured again on the test prompts.
     if trajectory is not None and candidate is not None:
         policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
-        trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
+        trajectory = trajectory.with_confirmation(comparison.judge_gain(policy, prompts))
     figures: dict[str, Any] = {}
     if trajectory is not None:
-        trivial = score_trivial_policies(result, trajectory.trivial_policies, prompts)
+        trivial = score_trivial_policies(comparison, trajectory.trivial_policies, prompts)
         trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may cancel the recommendation. Then the last checkpoint is compared instead.
         if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
-            ppo, result = compare_step(step)
-            trivial = score_trivial_policies(result, trajectory.trivial_policies, prompts)
+            ppo, comparison = compare_step(step)
+            trivial = score_trivial_policies(comparison, trajectory.trivial_policies, prompts)
         figures["trivial"] = trivial.to_json()
-    if (answers := config.reference_arguments) is not None:
-        figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
+    if (keys := config.reference_arguments) is not None:
+        figures["reference"] = compare_with_references(comparison, prompts, lambda: load_causal(ppo.path), **vars(keys))
     if defects := corpus_defects(context.shared):
-        figures["defects"] = defect_figures(defects, result)
+        figures["defects"] = defect_figures(defects, comparison)
     if config.filter_samples:
-        figures["filters"] = score_filters(result, prompts, samples_per_prompt=config.filter_samples)
+        figures["filters"] = score_filters(comparison, prompts, samples_per_prompt=config.filter_samples)
     recommends = trajectory is not None and trajectory.verdict.recommended is not None
     choice = choice_of_verdict(step, recommends=recommends) if verdict_chooses else None
-    return _Comparison(result, ppo, trajectory or trajectory_or_reason, figures, choice)
+    return _Results(comparison, ppo, trajectory or trajectory_or_reason, figures, choice)
 
 
-def _write_results(context: RunContext, comparison: _Comparison, figures: Mapping[str, Any], seconds: float) -> None:
+def _write_results(context: RunContext, results: _Results, figures: Mapping[str, Any], seconds: float) -> None:
     """Writes evaluation.json, samples.jsonl, and the scores of the checkpoints."""
     config, folder = evaluation_settings(context), context.record("eval").path
     document = {
         **figures,
         **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
-        **_write_verdict(folder, comparison.trajectory),
+        **_write_verdict(folder, results.trajectory),
         "seconds": seconds,
     }
     write_json(folder / "evaluation.json", document)
-    write_text(folder / "samples.jsonl", comparison.result.to_jsonl())
+    write_text(folder / "samples.jsonl", results.comparison.to_jsonl())
 
 
 def _collect_votes(
@@ -327,7 +323,7 @@ def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[
 def _write_record(
     context: RunContext,
     parents: Mapping[str, ParentCheckpoint],
-    resolved: Mapping[str, Any],
+    identity: Mapping[str, Any],
     code: Mapping[str, Any],
     seconds: float,
 ) -> None:
@@ -335,7 +331,7 @@ def _write_record(
     record = context.record("eval")
     record.clear()
     record.write(
-        **context.run_json_header("eval", "finished", seed=context.shared.seed, settings=resolved),
+        **context.run_json_header("eval", "finished", seed=context.shared.seed, settings=identity),
         parents={
             stage: {**parent.lineage, "weights": weights_digest(parent.path)} for stage, parent in parents.items()
         },
@@ -355,7 +351,7 @@ def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
     Args:
         config: The settings of the evaluation, including its judge.
     """
-    # Keys were added over time. Where they have these values, evaluations from before keep their fingerprints.
+    # These keys were added over time. Leaving out their defaults keeps the fingerprints of earlier evaluations.
     defaults: dict[str, Any] = {
         "judges": [], "llm": {}, "labeled": {}, "own_pairs": {}, "lm_eval": [], "reference": {}, "filter_samples": 0
     }  # fmt: skip
@@ -413,15 +409,15 @@ def evaluation_prompts(context: RunContext, source: DataSource, policy_folder: P
             prompt_count - distinct_count,
         )  # fmt: skip
     check_column(prompts, context.shared.evaluation.group)
-    answers = context.shared.evaluation.reference_arguments
-    if answers is not None and answers.column not in prompts.column_names:
+    reference = context.shared.evaluation.reference_arguments
+    if reference is not None and reference.column not in prompts.column_names:
         raise ZooError(
-            f"evaluation.reference names the column {answers.column}, but the evaluation's prompts have "
+            f"evaluation.reference names the column {reference.column}, but the evaluation's prompts have "
             f"{', '.join(drop_question_column(prompts).column_names)}: name one of these."
         )
-    if answers is not None and not all(isinstance(value, str | list) for value in prompts[answers.column]):
+    if reference is not None and not all(isinstance(value, str | list) for value in prompts[reference.column]):
         raise ZooError(
-            f"evaluation.reference names the column {answers.column}, but some of its values are neither text nor "
+            f"evaluation.reference names the column {reference.column}, but some of its values are neither text nor "
             "messages: name a column of answers."
         )
     return prompts
@@ -446,7 +442,7 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     check_same_labels(context, restart=restart)
     names, seed, hub = config.judge_names, context.shared.seed, context.hub
     check_judges_available(names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
-    own_pairs(context)
+    own_pairs(context)  # raises ZooError if this data set does not work; so does `lexicon_judge` below
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):
         distributed.call_on_main_process(lambda: check_endpoints(names, config.llm_settings))

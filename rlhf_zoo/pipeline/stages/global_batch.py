@@ -35,8 +35,8 @@ class _EvenShards(BatchSamplerShard):
             yield remaining[self.process_index :: self.num_processes] or remaining[:1]
 
     def __len__(self) -> int:
-        full_batches, remaining = divmod(len(self.batch_sampler), self.num_processes)
-        return full_batches + (remaining > 0 and not self.drop_last)
+        full_count, remainder = divmod(len(self.batch_sampler), self.num_processes)
+        return full_count + (remainder > 0 and not self.drop_last)
 
 
 class GlobalBatchMixin(Trainer):
@@ -53,18 +53,18 @@ class GlobalBatchMixin(Trainer):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         return self._shard_evenly(super().get_eval_dataloader(eval_dataset))
 
-    def count_rows(self, local: int) -> tuple[int, int]:
+    def count_rows(self, local_count: int) -> tuple[int, int]:
         """Counts the rows of the current batch, without rows that only pad it.
 
         Args:
-            local: Number of rows in this process, padding included.
+            local_count: Number of rows in this process, padding included.
 
         Returns:
             (rows that count in this process, rows that count in all processes).
         """
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
-            return local, local * self.args.world_size
+            return local_count, local_count * self.args.world_size
         share, remainder = divmod(state.remainder, self.args.world_size)
         return share + (self.args.process_index < remainder), state.remainder
 
@@ -107,15 +107,15 @@ class GlobalRewardMixin(GlobalBatchMixin):
         if coefficient is not None:
             losses = losses + coefficient * (chosen + rejected) ** 2
         count, total = self.count_rows(len(losses))
-        weight = (torch.arange(len(losses), device=losses.device) < count).to(losses)
+        weights = (torch.arange(len(losses), device=losses.device) < count).to(losses)
         # The gradients are averaged over the processes, so world_size turns the mean back into a sum.
-        loss = (losses * weight).sum() * self.args.world_size / total
+        loss = (losses * weights).sum() * self.args.world_size / total
         self._log_metrics(mode, chosen[:count].detach(), rejected[:count].detach(), inputs["attention_mask"].sum())
         return (loss, outputs) if return_outputs else loss
 
-    def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
+    def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, token_count: Tensor) -> None:
         """Computes trl's metrics over the pairs of all processes."""
-        process_results = distributed.gather((chosen.tolist(), rejected.tolist(), int(tokens)))
+        process_results = distributed.gather((chosen.tolist(), rejected.tolist(), int(token_count)))
         all_chosen, all_rejected = (
             torch.tensor([score for result in process_results for score in result[side]]) for side in (0, 1)
         )

@@ -82,18 +82,18 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     if "reward" not in context.recipe.stages:
         return None
     try:
-        owner, source = open_pairs(context)
-        held_out = held_out_pairs(owner, source)
+        pairs_context, source = open_pairs(context)
+        held_out = held_out_pairs(pairs_context, source)
     except ZooError as error:
         log.info("The judges cannot be checked on labeled pairs: %s", error)
         return None
     if held_out is None:
         return None
-    data = owner.settings("reward").data
-    if not are_simulated(owner, data):
-        return held_out[0]
-    prefer = load_object(data.preference, group=PREFERENCES)
-    return relabel_by_majority(held_out[0], prefer, seed=context.shared.seed)
+    (pairs, _), data_keys = held_out, pairs_context.settings("reward").data
+    if not are_simulated(pairs_context, data_keys):
+        return pairs
+    prefer = load_object(data_keys.preference, group=PREFERENCES)
+    return relabel_by_majority(pairs, prefer, seed=context.shared.seed)
 
 
 def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], check: JudgeCheck) -> JudgeReliability:

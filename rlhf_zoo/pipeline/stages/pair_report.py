@@ -71,7 +71,7 @@ def held_out_report(
         gold_utilities = [
             [
                 utilities["chosen"][choice.pair],
-                *(utility(prompts[choice.pair] + completions["rejected"][index]) for index in choice.wrong),
+                *(utility(prompts[choice.pair] + completions["rejected"][row]) for row in choice.wrong),
             ]
             for choice in choices
         ]

@@ -28,7 +28,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 def training_pairs(
     context: RunContext, source: DataSource, *, keep_questions: bool = False
 ) -> tuple[Dataset, dict[str, int]]:
-    """Returns the pairs to train on. The judge `same-labels` gets judge_share of them, and the reward model the rest.
+    """Returns the pairs to train on. The judge `same-labels` gets judge_share of them, and the reward model the others.
 
     Args:
         context: The run.
@@ -38,12 +38,13 @@ def training_pairs(
     Returns:
         The pairs, and the count of dropped rows that `training_rows` returns.
     """
-    data = context.settings("reward").data
+    data_keys = context.settings("reward").data
     train, left_out = training_rows(context, "reward", source)
-    if data.held_out_share is not None:
-        train = hold_out(train, data.held_out_share)[0]
-    if data.judge_share is not None:
-        train = hold_out(train, data.judge_share)[context.trains_judge]  # False: the rest; True: judge_share
+    if data_keys.held_out_share is not None:
+        train = hold_out(train, data_keys.held_out_share)[0]
+    if data_keys.judge_share is not None:
+        reward_pairs, judge_pairs = hold_out(train, data_keys.judge_share)
+        train = judge_pairs if context.trains_judge else reward_pairs
     return train if keep_questions else drop_question_column(train), left_out
 
 
@@ -57,11 +58,11 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
     Returns:
         The pairs, and a name for them; None if no pairs are held out.
     """
-    data = context.settings("reward").data
-    if data.held_out_share is not None:
-        split = data.dataset_train_split
-        _, held_out = hold_out(training_rows(context, "reward", source)[0], data.held_out_share)
-        return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
-    if data.dataset_test_split is None:
+    data_keys = context.settings("reward").data
+    if data_keys.held_out_share is not None:
+        split = data_keys.dataset_train_split
+        _, held_out = hold_out(training_rows(context, "reward", source)[0], data_keys.held_out_share)
+        return held_out, f"{split}, {data_keys.held_out_share:.0%} of prompts held out"
+    if data_keys.dataset_test_split is None:
         return None
-    return stage_rows(context, "reward", source, data.dataset_test_split), data.dataset_test_split
+    return stage_rows(context, "reward", source, data_keys.dataset_test_split), data_keys.dataset_test_split

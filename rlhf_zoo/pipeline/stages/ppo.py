@@ -130,11 +130,11 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         if rows is None or not answer_rules:
             continue
         flags_by_rule = [rule.answer_flags(rows, subject=subject) for rule in answer_rules]
-        is_answered = [any(flags) for flags in zip(*flags_by_rule, strict=True)]
-        if only_answer_rules and not all(is_answered):
+        answered_flags = [any(flags) for flags in zip(*flags_by_rule, strict=True)]
+        if only_answer_rules and not all(answered_flags):
             columns = " or ".join(dict.fromkeys(repr(rule.column) for rule in answer_rules))
             raise ZooError(
-                f"Row {is_answered.index(False)} of {subject} has no answer in the column {columns}, and no other "
+                f"Row {answered_flags.index(False)} of {subject} has no answer in the column {columns}, and no other "
                 "reward applies to it: write an answer, remove the row, or add a reward."
             )
     return ", ".join(rule.column for rule in answer_rules) or "no reward reads answers"
@@ -142,8 +142,6 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
     """Calls the reward functions as the trainer will, on the first prompts and with the prompts' texts as completions.
-
-    Token ids are placeholders.
 
     Args:
         settings: The stage's settings.
@@ -164,7 +162,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     completions = [wrap_completion(prompt, last_message_text(prompt)) for prompt in batch_prompts]
     names = Rewards(functions).names if functions else []
     rewards = [NamedReward(name, function) for name, function in zip(names, functions, strict=True)]
-    batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
+    batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)  # dummy token ids
     try:
         for name, values in call_functions(rewards, batch, timeout=args.reward_timeout).items():
             check_reward_count(name, values, batch)
@@ -200,7 +198,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
 
 
 def load_policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings if prompts need them.
+    """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings for conversations.
 
     Args:
         context: The run.
@@ -270,7 +268,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """
     from transformers import set_seed
 
-    started = time.monotonic()
+    start_time = time.monotonic()
     settings = context.settings("ppo")
     if "sft" in parent_names(settings).values():  # this run's stage sft trained a parent
         context.check_policy_keys_unchanged()
@@ -300,7 +298,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         settings,
         data_lineage=source.lineage,
         parents=parents,
-        started=started,
+        start_time=start_time,
         build=build,
         publisher=publisher,
         final_fields=_truncation_field,

@@ -57,7 +57,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     from transformers import set_seed
     from trl import RewardTrainer, get_peft_config
 
-    started = time.monotonic()
+    start_time = time.monotonic()
     context.settings("reward")  # reports mistakes in the settings before data are prepared
     context.check_policy_keys_unchanged()
     silence_libraries()
@@ -99,7 +99,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         settings,
         data_lineage=source.lineage,
         parents={"sft": sft} | ({} if context.round is None else {"ppo": context.round.previous_policy}),
-        started=started,
+        start_time=start_time,
         build=build,
         publisher=publisher,
         finish_checkpoint=finish_checkpoint,
@@ -145,22 +145,22 @@ def _load_inputs(
     left_out_counts: dict[str, int],
 ) -> _Inputs:
     """Loads the pairs and draws the samples. Adds to `left_out_counts` how many rows each key keeps out of training."""
-    data, location = settings.data, source.location
+    data_keys, location = settings.data, source.location
     pairs, counts = training_pairs(context, source, keep_questions=True)
     if has_conversations(pairs):
         context.shared.chat.write(tokenizer)
-    pairs, long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
-    left_out_counts.update(counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
+    pairs, dropped_count = drop_long_prompts(pairs, tokenizer, data_keys.max_prompt_length, subject=location)
+    left_out_counts.update(counts | ({"max_prompt_length": dropped_count} if dropped_count else {}))
     if not context.preflight_passed and has_conversations(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _tokenize_pairs(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
-    if (long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
-        left_out_counts["max_length"] = long_pairs
+    if long_count := _count_too_long(train, settings.trainer.max_length):
+        left_out_counts["max_length"] = long_count
     validation = None
-    if data.dataset_validation_split is not None:
-        rows = stage_rows(context, "reward", source, data.dataset_validation_split)
-        rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length, subject=location)[0]
+    if data_keys.dataset_validation_split is not None:
+        rows = stage_rows(context, "reward", source, data_keys.dataset_validation_split)
+        rows = drop_long_prompts(rows, tokenizer, data_keys.max_prompt_length, subject=location)[0]
         validation = _tokenize_pairs(rows, tokenizer)
     samples = sft_samples(context, settings, source, sft)
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
@@ -187,7 +187,7 @@ def _load_model(
 
 def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
     """Writes the mean and standard deviation of the model's scores for the samples into the checkpoint's config."""
-    model.config.rlhf_zoo = None
+    model.config.rlhf_zoo = None  # without statistics, RewardModel returns raw scores
     # RewardModel freezes the model and sets it to evaluation mode, but training continues afterwards.
     was_training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
     with show_activity(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
@@ -228,33 +228,33 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
 
     Args:
         context: The run.
-        tokenizer: The SFT policy's tokenizer; None, if it does not exist yet, skips the check of conversations.
+        tokenizer: The SFT policy's tokenizer; None before it exists, which skips the check of conversations.
 
     Raises:
         ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, no pairs are left to train or
             measure on, there are no prompts, or simulated pairs have no function that labels them.
     """
-    owner, source = open_pairs(context)
-    data = owner.settings("reward").data
-    has_own_prompts = "ppo" not in owner.recipe.stages  # otherwise the ppo stage checks the prompts
-    if data.simulated_pairs is not None:
-        preference_of(data)
+    context, source = open_pairs(context)
+    data_keys = context.settings("reward").data
+    has_own_prompts = "ppo" not in context.recipe.stages  # otherwise the ppo stage checks the prompts
+    if data_keys.simulated_pairs is not None:
+        preference_of(data_keys)
         if has_own_prompts:
             for split in ("train", "validation"):
-                prompts_of(owner, source, split)
+                prompts_of(context, source, split)
         return
-    pairs = stage_rows(owner, "reward", source, data.dataset_train_split)
-    for split in (data.dataset_test_split, data.dataset_validation_split):
+    pairs = stage_rows(context, "reward", source, data_keys.dataset_train_split)
+    for split in (data_keys.dataset_test_split, data_keys.dataset_validation_split):
         if split is not None:
-            stage_rows(owner, "reward", source, split)
-    if data.held_out_share is not None:
-        hold_out(pairs, data.held_out_share)
+            stage_rows(context, "reward", source, split)
+    if data_keys.held_out_share is not None:
+        hold_out(pairs, data_keys.held_out_share)
     if all(chosen == rejected for chosen, rejected in zip(pairs["chosen"], pairs["rejected"], strict=True)):
         raise _no_preference_error(source.location)
     if tokenizer is not None and has_conversations(pairs):
-        check_conversations(owner, "reward", source, tokenizer)
+        check_conversations(context, "reward", source, tokenizer)
     if has_own_prompts:
-        prompts_of(owner, source, "train")
+        prompts_of(context, source, "train")
 
 
 def _tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
@@ -290,9 +290,9 @@ def _count_too_long(pairs: Dataset, limit: int | None) -> int:
     if limit is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
-    too_long = sum(max(map(len, pair)) > limit for pair in sides)
-    if too_long:
+    long_count = sum(max(map(len, pair)) > limit for pair in sides)
+    if long_count:
         log.warning(
-            "%d of %d pairs have more than max_length, %d, tokens and are left out.", too_long, len(pairs), limit
+            "%d of %d pairs have more than max_length, %d, tokens and are left out.", long_count, len(pairs), limit
         )
-    return too_long
+    return long_count

@@ -87,12 +87,13 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
 
 def _previous_pairs(previous: RunContext) -> dict[str, list[dict[str, Any]]]:
     """Returns split -> rows of the pairs on which the previous round's reward model was trained and measured."""
-    owner, source = open_pairs(previous)
-    data = owner.settings("reward").data
-    splits = {"train": [_row_of_round(row) for row in training_rows(owner, "reward", source)[0]]}
-    for name, split in (("test", data.dataset_test_split), ("validation", data.dataset_validation_split)):
-        if split is not None and (name != "test" or data.held_out_share is None):
-            splits[name] = [_row_of_round(row) for row in stage_rows(owner, "reward", source, split)]
+    context, source = open_pairs(previous)
+    data_keys = context.settings("reward").data
+    splits = {"train": [_row_of_round(row) for row in training_rows(context, "reward", source)[0]]}
+    for name, split in (("test", data_keys.dataset_test_split), ("validation", data_keys.dataset_validation_split)):
+        # With held_out_share, the reward model was measured on pairs of the training split.
+        if split is not None and (name != "test" or data_keys.held_out_share is None):
+            splits[name] = [_row_of_round(row) for row in stage_rows(context, "reward", source, split)]
     return splits
 
 
@@ -165,7 +166,7 @@ def _labeler(context: RunContext) -> Labeler:
 
 
 def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[str, Any]]:
-    """Returns pairs from people's votes on a comparison page, of which the policy wrote at least one side.
+    """Returns the pairs that people voted on at a comparison page, if the policy wrote at least one of the two sides.
 
     Ties, and votes on completions that did not end by themselves, are left out.
     """
@@ -207,8 +208,8 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
     head = card_head(vars(context.shared), recipe, {PAIRS_CONFIGURATION: splits})
     return (
         f"{head}# {recipe}: pairs of round {number}\n\n"
-        f"What the reward model of round {number} learns from: {counts}. The column `round` says when a pair was made. "
-        f"The pairs of round {number} are samples of the PPO policy of round {number - 1}, labeled by "
+        f"The reward model of round {number} learns from these pairs: {counts}. The column `round` says when a pair "
+        f"was made. The pairs of round {number} are samples of the PPO policy of round {number - 1}, labeled by "
         f"{context.round.labeler}; the test split is the first round's.\n"
     )
 

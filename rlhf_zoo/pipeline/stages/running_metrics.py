@@ -37,12 +37,12 @@ class RunningMetrics(TrainerCallback):
             "metrics": dict(trainer._metrics["train"]),
             "tokens": trainer._total_train_tokens,
         }
-        write_text(_file(args, state), json.dumps(sums) + "\n")
+        write_text(_metrics_path(args, state), json.dumps(sums) + "\n")
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        path = _file(args, state)
+        path = _metrics_path(args, state)
         if not path.is_file():  # training starts from the beginning
             return
         trainer = self._trainer
@@ -56,5 +56,5 @@ class RunningMetrics(TrainerCallback):
             raise ZooError(f"{path} cannot be read ({error!r}): remove {path.parent}, or use --restart.") from error
 
 
-def _file(args: TrainingArguments, state: TrainerState) -> Path:
+def _metrics_path(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}" / RUNNING_METRICS

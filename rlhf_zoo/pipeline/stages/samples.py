@@ -54,10 +54,10 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
     """
     if "ppo" not in context.recipe.stages:
         return _prompts_of_data(context, source, split)
-    data = context.settings("ppo").data
-    if data.dataset_name is not None or context.round is not None:
+    data_keys = context.settings("ppo").data
+    if data_keys.dataset_name is not None or context.round is not None:
         source = stage_source(context, "ppo")
-    if data.held_out_share is not None:
+    if data_keys.held_out_share is not None:
         train, held_out, _ = training_and_held_out_rows(context, "ppo", source)
         return list((train if split == "train" or held_out is None else held_out)["prompt"])
     return list(stage_rows(context, "ppo", source, split)["prompt"])
@@ -73,7 +73,7 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
             rows = source.load("prompts", split, columns=["prompt"])
         except NoSuchPart:
             if context.settings("reward").data.simulated_pairs is not None:
-                raise
+                raise  # there are no pairs yet
         else:
             title = f"The data set {source.location}, configuration prompts, split {split},"
             is_chat = context.shared.conversational
@@ -147,14 +147,14 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
-def are_simulated(context: RunContext, data: RewardArguments) -> bool:
+def are_simulated(context: RunContext, data_keys: RewardArguments) -> bool:
     """Whether a preference function labeled the held-out pairs. Later rounds use the first round's held-out pairs.
 
     Args:
         context: The run.
-        data: The data settings of the reward stage.
+        data_keys: The data settings of the reward stage.
     """
-    return data.preference is not None and (data.simulated_pairs is not None or context.round is not None)
+    return data_keys.preference is not None and (data_keys.simulated_pairs is not None or context.round is not None)
 
 
 def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
@@ -167,27 +167,27 @@ def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], 
     Returns:
         The function from text to utility; None if pairs are not simulated or the function has no utility.
     """
-    data = settings.data
-    if not are_simulated(context, data):
+    if not are_simulated(context, settings.data):
         return None
-    utility: Callable[[str], float] | None = getattr(load_object(data.preference, group=PREFERENCES), "utility", None)
+    prefer = load_object(settings.data.preference, group=PREFERENCES)
+    utility: Callable[[str], float] | None = getattr(prefer, "utility", None)
     return utility
 
 
-def preference_of(data: RewardArguments) -> Preference:
+def preference_of(data_keys: RewardArguments) -> Preference:
     """Loads the function that labels simulated pairs.
 
     Args:
-        data: The data settings of the reward stage.
+        data_keys: The data settings of the reward stage.
 
     Raises:
         ZooError: The settings name no preference function, or it cannot be loaded.
     """
-    if data.preference is None:
+    if data_keys.preference is None:
         raise ZooError(
             "simulated_pairs needs `preference`, the function that labels the pairs: set it to module:attribute."
         )
-    preference: Preference = load_object(data.preference, group=PREFERENCES)
+    preference: Preference = load_object(data_keys.preference, group=PREFERENCES)
     return preference
 
 
@@ -208,16 +208,15 @@ def simulated_pairs(
     Raises:
         ZooError: The preference cannot be loaded, or no two samples of a prompt can be compared.
     """
-    data = settings.data
-    prefer = preference_of(data)
+    data_keys, seed = settings.data, pairs_seed(settings)
+    prefer = preference_of(data_keys)
     folder = context.record("data").path / "preferences"
-    seed = pairs_seed(settings)
     inputs = {
         "sft": sft.lineage["fingerprint"],
         "seed": seed,
-        "train": data.simulated_pairs,
-        "test": data.simulated_test_pairs,
-        "preference": data.preference,
+        "train": data_keys.simulated_pairs,
+        "test": data_keys.simulated_test_pairs,
+        "preference": data_keys.preference,
         **{
             name: asdict(value) if isinstance(value, Truncation) else value
             for name, value in sampler_arguments(context).items()
@@ -229,8 +228,8 @@ def simulated_pairs(
     rng = random.Random(seed)
     splits = {}
     for split, prompt_split, count, stream in (
-        ("train", "train", data.simulated_pairs, TRAIN_STREAM),
-        ("test", "validation", data.simulated_test_pairs, TEST_STREAM),
+        ("train", "train", data_keys.simulated_pairs, TRAIN_STREAM),
+        ("test", "validation", data_keys.simulated_test_pairs, TEST_STREAM),
     ):
         prompts = prompts_of(context, source, prompt_split)
         repeated_prompts = [prompts[index % len(prompts)] for index in range(count)]
@@ -324,6 +323,6 @@ def sample_pairs(
     )
     # RewardTrainer appends an end-of-sequence token to every text, which a truncated text did not have.
     both_ended = [all(pair) for pair in zip(first.ended, second.ended, strict=True)]
-    differ = [text != other for text, other in zip(first.texts, second.texts, strict=True)]
-    indices = [index for index in range(len(prompts)) if both_ended[index] and differ[index]]
+    texts_differ = [text != other for text, other in zip(first.texts, second.texts, strict=True)]
+    indices = [index for index in range(len(prompts)) if both_ended[index] and texts_differ[index]]
     return indices, [first.texts[index] for index in indices], [second.texts[index] for index in indices]

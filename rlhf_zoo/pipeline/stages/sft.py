@@ -54,7 +54,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     from transformers import set_seed
     from trl import SFTTrainer
 
-    started = time.monotonic()
+    start_time = time.monotonic()
     settings = context.settings("sft")
     silence_libraries()
     opened_source = data_source(context, refresh=context.restart) if settings.data.dataset_name is None else None
@@ -69,8 +69,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         trainer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
-        train, long_prompts = _usable_rows(train, settings, tokenizer, subject=source.location)
-        left_out_counts.update(counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
+        train, dropped_count = _usable_rows(train, settings, tokenizer, subject=source.location)
+        left_out_counts.update(counts | ({"max_prompt_length": dropped_count} if dropped_count else {}))
         if held_out is not None:
             held_out, _ = _usable_rows(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
@@ -88,11 +88,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             processing_class=tokenizer,
             peft_config=adapter,
         )
-        cut_answers = 0 if trainer.args.packing else len(train) - len(trainer.train_dataset)
-        if cut_answers > 0:
+        removed_count = 0 if trainer.args.packing else len(train) - len(trainer.train_dataset)
+        if removed_count > 0:
             message = "%d of %d rows are left out, because max_length, %s, leaves no token of their answers."
-            log.warning(message, cut_answers, len(train), trainer.args.max_length)
-            left_out_counts["max_length"] = cut_answers
+            log.warning(message, removed_count, len(train), trainer.args.max_length)
+            left_out_counts["max_length"] = removed_count
         disable_router_logits(trainer.model)  # trl turns them on
         return trainer
 
@@ -101,7 +101,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         settings,
         data_lineage=source.lineage,
         parents={"base": base} if base is not None else {},
-        started=started,
+        start_time=start_time,
         build=build,
         publisher=publisher,
         left_out_counts=left_out_counts,
@@ -143,8 +143,8 @@ def _usable_rows(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
     """Drops rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were dropped."""
-    rows, dropped = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
-    return remove_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), dropped
+    rows, dropped_count = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
+    return remove_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), dropped_count
 
 
 def _model_and_tokenizer(
@@ -168,11 +168,11 @@ def _model_and_tokenizer(
     tokenizer = load_tokenizer(path)
     model = load_causal(path, options=options)
     embeddings: Any = model.get_input_embeddings()
-    row_count, max_id = len(embeddings.weight), highest_id(tokenizer)
-    if max_id >= row_count:
+    embedding_count, max_id = len(embeddings.weight), highest_id(tokenizer)
+    if max_id >= embedding_count:
         raise ZooError(
-            f"{base.path} has {row_count} embedding rows, but its tokenizer has the token {max_id}: use a model with "
-            "the tokenizer that it was trained with."
+            f"{base.path} has {embedding_count} embedding rows, but its tokenizer has the token {max_id}: use a model "
+            "with the tokenizer that it was trained with."
         )
     return model, tokenizer
 

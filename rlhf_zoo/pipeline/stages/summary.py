@@ -22,8 +22,8 @@ def write_summary(context: RunContext, *, any_stage_ran: bool) -> Path:
 
     Args:
         context: The run.
-        any_stage_ran: Whether this process ran any stage. If not, its memory use is recorded only without an earlier
-            summary.
+        any_stage_ran: Whether this process ran any stage. If not, its memory use is recorded only if there is no
+            earlier summary.
 
     Returns:
         The path of summary.json.
@@ -50,7 +50,7 @@ def write_summary(context: RunContext, *, any_stage_ran: bool) -> Path:
             for stage in STAGES
             if documents[stage].get("repo")
         },
-        **({"cut_rows": cut} if (cut := documents["sft"].get("cut_rows")) else {}),
+        **({"cut_rows": cut_rows} if (cut_rows := documents["sft"].get("cut_rows")) else {}),
         "reward_model": {
             key: value
             for key, value in (documents["reward"].get("reward_model") or {}).items()

@@ -67,26 +67,26 @@ class _Plan:
     Attributes:
         is_finished: Whether the stage is already finished.
         starts_over: Whether the stage replaces the files of an earlier run.
-        previous_run: run.json of the run to resume; {} for a new run.
+        old_document: run.json of the run to resume; {} for a new run.
         resume_from: The checkpoint to resume from; None to start from the beginning.
     """
 
     is_finished: bool
     starts_over: bool = False
-    previous_run: Mapping[str, Any] = field(default_factory=dict)
+    old_document: Mapping[str, Any] = field(default_factory=dict)
     resume_from: Path | None = None
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A stage that is about to train.
+class _StageRun:
+    """A run of a stage that is about to train.
 
     Attributes:
-        context: The run.
+        context: The recipe's run.
         settings: The stage's settings.
         record: The stage's files.
         plan: Whether and how the stage trains.
-        started: time.monotonic() when the stage began.
+        start_time: time.monotonic() when the stage began.
         publisher: Sends the stage's checkpoints; None if the run does not publish.
     """
 
@@ -94,12 +94,12 @@ class _Run:
     settings: StageSettings
     record: StageRecord
     plan: _Plan
-    started: float
+    start_time: float
     publisher: Publisher | None
 
     def seconds(self) -> float:
         """Returns the seconds spent on the stage so far, including the runs that this run resumes."""
-        return float(self.plan.previous_run.get("seconds", 0.0) + time.monotonic() - self.started)
+        return float(self.plan.old_document.get("seconds", 0.0) + time.monotonic() - self.start_time)
 
 
 def train_stage(
@@ -108,7 +108,7 @@ def train_stage(
     *,
     data_lineage: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
-    started: float,
+    start_time: float,
     build: Callable[[], Trainer],
     publisher: Publisher | None = None,
     finish_checkpoint: Callable[[Trainer, Path], None] | None = None,
@@ -123,7 +123,7 @@ def train_stage(
         settings: The stage's settings.
         data_lineage: The lineage of the data set.
         parents: Role -> checkpoint that the stage uses, such as the SFT policy or a reward model.
-        started: time.monotonic() when the stage began.
+        start_time: time.monotonic() when the stage began.
         build: Builds the trainer. Called only if there is something to train.
         publisher: Sends each checkpoint as it is saved; None if the run does not publish.
         finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete;
@@ -144,17 +144,17 @@ def train_stage(
     stage = settings.stage
     check_installed(settings)
     parent_lineages = {role: dict(parent.lineage) for role, parent in parents.items()}
-    resolved = _resolved_settings(settings, data_lineage, parent_lineages)
+    identity = _run_identity(settings, data_lineage, parent_lineages)
     code = stage_code(settings)
     # Only the main process makes the plan, because it also writes files.
     plan: _Plan = distributed.call_on_main_process(
-        lambda: _make_plan(context, settings, resolved, parents, code, publisher)
+        lambda: _make_plan(context, settings, identity, parents, code, publisher)
     )
     if plan.is_finished:
         return False
-    run = _Run(context, settings, context.record(stage), plan, started, publisher)
+    run = _StageRun(context, settings, context.record(stage), plan, start_time, publisher)
     for role, lineage in parent_lineages.items():
-        if distributed.is_main_process() and lineage.get("repo") and not lineage.get("path"):
+        if distributed.is_main_process() and lineage.get("repo") and not lineage.get("path"):  # not from this run
             log.info("The stage %s takes %s from %s at %s.", stage, role, lineage["repo"], lineage["commit"])
     with Interruptible(f"the {stage} stage") as stop:
         _reset_precision(settings)
@@ -163,7 +163,7 @@ def train_stage(
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
             optional_fields = {"code": code, "left_out": left_out_counts, "cut_rows": cut_rows}
-            _write_start(run, resolved, parent_lineages, data_lineage, optional_fields)
+            _write_start(run, identity, parent_lineages, data_lineage, optional_fields)
         distributed.wait()
         if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
@@ -181,7 +181,7 @@ def _reset_precision(settings: StageSettings) -> None:
 
 
 def _train_and_record(
-    run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
+    run: _StageRun, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> bool:
     """Trains, and records an early end. Returns whether the last step was reached; raises Stopped after a signal."""
     context = run.context
@@ -210,7 +210,7 @@ def _train_and_record(
     return False
 
 
-def _finish(run: _Run, trainer: Trainer, final_fields: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
+def _finish(run: _StageRun, trainer: Trainer, final_fields: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
     """Chooses the checkpoint of a stage that trained to its last step, and records the result."""
     release = run.settings.release
     chosen = choose_checkpoint(run.record, release, trainer.args)
@@ -225,7 +225,7 @@ def _finish(run: _Run, trainer: Trainer, final_fields: Callable[[Any, Path], Map
         run.publisher.notify()
 
 
-def _resolved_settings(
+def _run_identity(
     settings: StageSettings, data_lineage: Mapping[str, Any], parent_lineages: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns the keys, the data and the parents that identify a run of the stage."""
@@ -239,8 +239,8 @@ def _resolved_settings(
 
 
 def _write_start(
-    run: _Run,
-    resolved: Mapping[str, Any],
+    run: _StageRun,
+    identity: Mapping[str, Any],
     parent_lineages: Mapping[str, Mapping[str, Any]],
     data_lineage: Mapping[str, Any],
     optional_fields: Mapping[str, Mapping[str, Any] | None],
@@ -250,7 +250,7 @@ def _write_start(
     Empty `optional_fields` are not written.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
-    stage, previous_run = settings.stage, run.plan.previous_run
+    stage, old_document = settings.stage, run.plan.old_document
     remote_code = code_lineage(context)  # reads records that may be deleted next
     if run.plan.starts_over:
         record.clear()
@@ -258,16 +258,16 @@ def _write_start(
         if publisher is not None:
             claim_stage_repository(context, stage)  # without the earlier run's tags, whose records are gone now
     record.write(
-        **context.run_json_header(stage, "running", seed=settings.trainer.seed, settings=resolved),
+        **context.run_json_header(stage, "running", seed=settings.trainer.seed, settings=identity),
         parents={
-            role: keep_published_lineage((previous_run.get("parents") or {}).get(role) or {}, lineage)
+            role: keep_published_lineage((old_document.get("parents") or {}).get(role) or {}, lineage)
             for role, lineage in parent_lineages.items()
         },
-        dataset=keep_published_lineage(previous_run.get("dataset") or {}, data_lineage),
+        dataset=keep_published_lineage(old_document.get("dataset") or {}, data_lineage),
         **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
-        hub=previous_run.get("hub") or context.hub.label,
-        publish=previous_run.get("publish") if publisher is None else _publish_target(context),
-        repo=previous_run.get("repo"),
+        hub=old_document.get("hub") or context.hub.label,
+        publish=old_document.get("publish") if publisher is None else _publish_target(context),
+        repo=old_document.get("repo"),
         command=context.command,
         run=context.run_id(stage),
         **({"round": context.round.lineage} if context.round is not None else {}),
@@ -278,7 +278,7 @@ def _write_start(
 
 
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
-    """Lists the remote code, Python files that come with a model, that ran in this process.
+    """Lists the remote code (Python files that come with a model) that ran in this process.
 
     Args:
         context: The run.
@@ -286,31 +286,30 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     Returns:
         The lineage of each model's code. If run.json of a stage already records the same files, its entry is returned.
     """
-    recorded_entries = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
+    entries = [entry for stage in STAGES for entry in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in executed_code()]
-    return [next((entry for entry in recorded_entries if entry["files"] == code["files"]), code) for code in lineages]
+    return [next((entry for entry in entries if entry["files"] == lineage["files"]), lineage) for lineage in lineages]
 
 
 def _make_plan(
     context: RunContext,
     settings: StageSettings,
-    resolved: Mapping[str, Any],
+    identity: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
     code: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
-    """Returns what remains to be done. Raises ZooError if the stage cannot start, resume, or be published."""
-    stage = settings.stage
+    """Decides whether and how the stage trains. Raises ZooError if the stage cannot start, resume, or be published."""
+    stage, recipe_name = settings.stage, context.recipe.name
     record = context.record(stage)
-    recipe = context.recipe.name
-    starts_over = record.run_file.exists() and (context.restart or record.can_be_replaced(resolved, recipe))
+    starts_over = record.run_file.exists() and (context.restart or record.can_be_replaced(identity, recipe_name))
     if not starts_over:
-        context.check_settings_unchanged(stage, resolved)
-    previous_run = {} if starts_over else record.read()
-    if previous_run and record.has_trained:
-        _check_files(settings, parents, previous_run)
-        check_code(code, previous_run.get("code"))
-    if previous_run.get("status") == "finished":
+        context.check_settings_unchanged(stage, identity)
+    old_document = {} if starts_over else record.read()
+    if old_document and record.has_trained:
+        _check_files(settings, parents, old_document)
+        check_code(code, old_document.get("code"))
+    if old_document.get("status") == "finished":
         if publisher is not None:
             record.write(publish=_publish_target(context))
             publisher.notify()
@@ -319,14 +318,14 @@ def _make_plan(
         claim_stage_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
         check_base(context, stage, parents)
-    if not previous_run and not starts_over and any(record.path.glob("checkpoint-*")):
+    if not old_document and not starts_over and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} has checkpoints without a run.json: choose another --output_dir.")
     resume_from = None
     if not starts_over:
         record.remove_incomplete_files()
         resume_from = _resumable_checkpoint(record)
         record.truncate_metrics(checkpoint_step(resume_from) if resume_from else -1)
-    return _Plan(is_finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
+    return _Plan(is_finished=False, starts_over=starts_over, old_document=old_document, resume_from=resume_from)
 
 
 def _template_lineage(settings: StageSettings) -> dict[str, Any]:
@@ -336,15 +335,15 @@ def _template_lineage(settings: StageSettings) -> dict[str, Any]:
 
 
 def _check_files(
-    settings: StageSettings, parents: Mapping[str, ParentCheckpoint], previous_run: Mapping[str, Any]
+    settings: StageSettings, parents: Mapping[str, ParentCheckpoint], old_document: Mapping[str, Any]
 ) -> None:
     """Raises ZooError if a local model or chat template has changed since the stage started."""
-    recorded_parents, from_base = previous_run.get("parents") or {}, starts_from_base(settings.stage, settings.resolved)
+    recorded_parents, from_base = old_document.get("parents") or {}, starts_from_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
         title = parent_title(role, from_base=from_base)
         check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded_parents.get(role))
     path = getattr(settings.trainer, "chat_template_path", None)
-    check_unchanged(f"The chat template {path}", _template_lineage(settings), previous_run.get("chat_template"))
+    check_unchanged(f"The chat template {path}", _template_lineage(settings), old_document.get("chat_template"))
 
 
 def _resumable_checkpoint(record: StageRecord) -> Path | None:
@@ -365,7 +364,7 @@ def _publish_target(context: RunContext) -> dict[str, Any]:
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
-def _train(run: _Run, trainer: Trainer) -> None:
+def _train(run: _StageRun, trainer: Trainer) -> None:
     """Trains. If an update fails, or a signal ends a wait or an evaluation, the finished updates are saved.
 
     An evaluation that a signal ended is repeated when training resumes.
@@ -459,7 +458,7 @@ def _delete_incomplete_on_failure(record: StageRecord) -> Iterator[None]:
 
 
 def _add_callbacks(
-    run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
+    run: _StageRun, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> StageCallback:
     """Adds the stage's callbacks to a trainer."""
     from transformers import PrinterCallback

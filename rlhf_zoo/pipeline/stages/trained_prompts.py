@@ -71,34 +71,35 @@ def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, is_pla
         return None
     try:
         stage_context = with_trained_keys(context, stage) if is_finished else context
-        training_rows = _training_rows(stage_context, stage, document.get("left_out") or {} if is_finished else None)
+        recorded_counts = document.get("left_out") or {} if is_finished else None
+        training_sets = _training_sets(stage_context, stage, recorded_counts)
     except ZooError as error:
         log.info("Whether the stage %s trains on prompts of the evaluation is unknown: %s", stage, error)
         return None
-    if training_rows is None:
+    if training_sets is None:
         return None
-    overlaps = [find_overlap(prompts, rows) for rows in training_rows]
+    overlaps = [find_overlap(prompts, rows) for rows in training_sets]
     shared_rows = sorted(set[int]().union(*(result.prompts for result in overlaps)))
     if not shared_rows and not all(result.is_complete for result in overlaps):
         return None
     return count_distinct_prompts(prompts.select(shared_rows)["prompt"])
 
 
-def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
+def _training_sets(context: RunContext, stage: str, recorded_counts: Mapping[str, Any] | None) -> list[Dataset] | None:
     """Returns the data sets that a stage trains on; None for pairs that are not simulated yet.
 
-    `left_out` holds the counts that a finished stage recorded; None for a stage that will be trained. If a finished
-    stage would now hold out another number of rows, it is assumed to have trained on all rows.
+    `recorded_counts` holds the counts of left-out rows that a finished stage recorded; None for a stage that will be
+    trained. If a finished stage would now hold out another number of rows, it is assumed to have trained on all rows.
     """
     if stage == "reward":
-        if left_out is None and context.settings("reward").data.simulated_pairs is not None:
+        if recorded_counts is None and context.settings("reward").data.simulated_pairs is not None:
             return None
-        owner, source = open_pairs(context)
-        rows, left_out_now = training_pairs(owner, source, keep_questions=True)
+        stage_context, source = open_pairs(context)
+        rows, counts = training_pairs(stage_context, source, keep_questions=True)
     else:
-        owner, source = context, stage_source(context, stage)
-        rows, _, left_out_now = training_and_held_out_rows(context, stage, source, keep_questions=True)
-    if left_out is not None and left_out.get(HELD_OUT) != left_out_now.get(HELD_OUT):
-        rows = stage_rows(owner, stage, source, owner.settings(stage).data.dataset_train_split)
+        stage_context, source = context, stage_source(context, stage)
+        rows, _, counts = training_and_held_out_rows(context, stage, source, keep_questions=True)
+    if recorded_counts is not None and recorded_counts.get(HELD_OUT) != counts.get(HELD_OUT):
+        rows = stage_rows(stage_context, stage, source, stage_context.settings(stage).data.dataset_train_split)
     texts = ptx_rows(context, source) if stage == "ppo" else None
     return [rows] if texts is None else [rows, texts]
