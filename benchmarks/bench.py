@@ -13,8 +13,7 @@ The sides take turns, each time in a fresh process: A B A B. All sample the same
 prompts (benchmarks/speed/points.py). The script writes benchmarks/results/DATE-MACHINE.json after each process, so the
 same command resumes an interrupted run. At the end it prints the table and draws the plot beside the JSON. TRL's side
 needs `.venv-trl`, which `make bench` creates. It has one setting: bf16 changes nothing there, and it has no shared
-trunk. OMP_NUM_THREADS sets the number of threads, 2 by default. On a busy machine, trust the memory and not the
-seconds.
+trunk. OMP_NUM_THREADS sets the number of threads, 2 by default. On a busy machine, the seconds mean little.
 """
 
 import argparse
@@ -66,10 +65,11 @@ ALL: list[tuple[str, ...]] = [
     ("--set", json.dumps(END_TO_END)),
     ("eos", "wide", *_OURS, "separate", "--levers"),
     ("eos", "wide", "long", *_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 512}'),
+    ("smollm2", "--rounds", "1", "--updates", "1", "--settings", "separate", "shared", "--set", '{"lora": true}'),
     ("--profile",),
 ]
 POINTS = ("full", "eos", "wide", "long")
-#: Measured only if named: an update of the first takes minutes, and the second is for tests.
+#: Only if named, or the first with --all: its updates take minutes. The second is for tests.
 MORE_POINTS = ("smollm2", "tiny")
 
 

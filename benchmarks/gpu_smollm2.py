@@ -24,12 +24,13 @@ MODEL = ROOT / ".gpu" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 HALVES = ("aa", "ab")  # as `split -n 2 FILE FILE.` names them
 TRAINING_SECONDS = 300.0  # then PPO gets SIGINT: it saves a checkpoint and stops
 RECIPE = "smollm2-ifeval"
+#: The recipe's rewards without `relevance`, whose model would have to be carried there too.
+REWARD_FUNCS = """["instructions_followed", "length(unit='words', name='words')", "repetition(unit='words')"]"""
 #: The run ends by the clock and not after a number of episodes, so the learning rate is constant.
 FULL_FORM = (
     "--corpus_args", "{}", "--ppo.learning_rate", "2e-4", "--ppo.lr_scheduler_type", "constant",
     "--ppo.total_episodes", "1000000", "--ppo.gradient_accumulation_steps", "8", "--ppo.response_length", "256",
-    "--ppo.kl_coef", "0.05", "--ppo.reward_weights", "[1, 0, 1]", "--ppo.eval_strategy", "no",
-    "--ppo.save_steps", "1000000", "--ppo.bf16", "true",
+    "--ppo.kl_coef", "0.05", "--ppo.eval_strategy", "no", "--ppo.save_steps", "1000000", "--ppo.bf16", "true",
 )  # fmt: skip
 REHEARSAL = (
     "--ppo.total_episodes", "16", "--ppo.num_mini_batches", "1", "--ppo.num_ppo_epochs", "1", "--ppo.bf16", "false",
@@ -74,7 +75,8 @@ def train(model: Path, run: Path, flags: Sequence[str], device: str) -> float:
     """Runs the recipe's PPO without a Hub, for at most `TRAINING_SECONDS`, and returns the seconds that it took."""
     command = [
         sys.executable, "-m", "rlhf_zoo.cli.main", "ppo", RECIPE, "--output_dir", str(run), "--source_hub", "none",
-        "--ppo.model_name_or_path", str(model), *flags,
+        "--ppo.model_name_or_path", str(model), "--ppo.reward_funcs", REWARD_FUNCS, "--ppo.reward_weights", "[1, 0, 1]",
+        *flags,
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cpu":

@@ -5,13 +5,11 @@
 
 Each RUN is a run of smollm2-ifeval or smollm2-ifeval-sft, whose SFT policy is scored as well. Its released checkpoint
 is scored, or the last one if it was interrupted; RUN/ppo/checkpoint-N is scored without the run's own figures. A run
-with settings other than the recipe's gets a label, which the table shows; runs with the same label need different
-seeds. Without a run, only the base is scored. With --add, the figures of the base and of all other runs are kept, and
-only the named runs are scored. Prompts are read from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless
---temperature is set. They are stored in the folder --answers, from which a second call resumes. If IFEval is scored
+with other settings than the recipe's needs a label, and runs with the same label need different seeds. Without a run,
+only the base is scored. With --add, the figures of the base and of all other runs are kept. Prompts are read from
+FOLDER/ifeval and FOLDER/ifbench. A second call resumes from the answers in the folder --answers. If IFEval is scored
 without --limit, the figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py
---render` renders them in the docs. Those of a --temperature are kept beside the greedy ones of the same policies,
-which must be measured first.
+--render` renders them in the docs. Those of a --temperature are kept beside greedy ones, which must be measured first.
 """
 
 from __future__ import annotations
