@@ -142,7 +142,7 @@ def test_cached_trace_of_an_adapter_is_found_by_other_processes() -> None:
 
 def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = tracing.ModelSpec(TINY.config.to_json_string(use_diff=False))
-    options = {"rows": 2, "length": 4, "bf16": False}
+    options = {"batch_size": 2, "length": 4, "bf16": False}
     first = tracing.Tracer(spec, TINY.config)
     measured = (first.counts, first.forward_pass(**options), first.training_pass(**options, checkpointing=False))
     monkeypatch.setattr(tracing.Tracer, "_build", lambda *_: pytest.fail("it was measured"))

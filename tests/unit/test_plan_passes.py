@@ -19,7 +19,7 @@ def test_pass_is_one_micro_batch_and_does_not_depend_on_earlier_passes(monkeypat
     monkeypatch.setattr(tracing, "_TRUNK_RESULTS", {})
     forward_passes: list[int] = []
     monkeypatch.setattr(tracing, "_autocast", lambda _: forward_passes.append(1) or contextlib.nullcontext())
-    asked = {"rows": 2, "length": 16, "bf16": False}
+    asked = {"batch_size": 2, "length": 16, "bf16": False}
 
     def new_tracer() -> tracing.Tracer:
         adapter = LoraConfig(r=2, target_modules="all-linear")

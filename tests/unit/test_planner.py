@@ -24,7 +24,13 @@ from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import GPUS, Device, find_gpu, parse_device
 from rlhf_zoo.pipeline.plan.estimate import lora_config
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, parse_planner_keys, smallest_change
+from rlhf_zoo.pipeline.plan.plan import (
+    _rounding_changes,
+    _training_changes,
+    make_plan,
+    parse_planner_keys,
+    smallest_change,
+)
 from rlhf_zoo.pipeline.plan.result import Change, format_gib
 from rlhf_zoo.pipeline.plan.seconds import RATES_FILE
 from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape
@@ -61,7 +67,7 @@ MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
 def test_traced_saved_bytes_equal_those_of_real_training_pass(bf16, more):
     """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
     config = config_of(**more)
-    traced = tracer(config, "policy").training_pass(rows=3, length=24, bf16=bf16, checkpointing=False)
+    traced = tracer(config, "policy").training_pass(batch_size=3, length=24, bf16=bf16, checkpointing=False)
     model = AutoModelForCausalLM.from_config(config).train()
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     seen = {}
@@ -78,7 +84,9 @@ def test_traced_saved_bytes_equal_those_of_real_training_pass(bf16, more):
     saved = sum(size for size, _ in seen.values())
     assert saved <= traced.saved <= 1.15 * saved, "the pass's own result and masks are alive beside it"
     gradients = sum(4 * weight.numel() for weight in model.base_model.parameters())
-    first = tracer(config, "policy").training_pass(rows=3, length=24, bf16=bf16, checkpointing=False, accumulates=False)
+    first = tracer(config, "policy").training_pass(
+        batch_size=3, length=24, bf16=bf16, checkpointing=False, accumulates=False
+    )
     assert first.saved == traced.saved, "gradients of an earlier micro-batch are not activations"
     assert traced.peak < first.peak and gradients <= first.peak < gradients + traced.peak, "only a first one makes them"
 
@@ -90,11 +98,11 @@ def test_tracing_two_depths_extrapolates_to_all_layers(monkeypatch):
     whole = tracing.Tracer(shallow.spec, config)
     assert shallow.counts == whole.counts
     for checkpointing in (False, True):
-        asked = {"rows": 2, "length": 32, "bf16": False, "checkpointing": checkpointing}
+        asked = {"batch_size": 2, "length": 32, "bf16": False, "checkpointing": checkpointing}
         few, many = shallow.training_pass(**asked), whole.training_pass(**asked)
         assert few.saved == pytest.approx(many.saved, rel=0.01)
         assert few.peak == pytest.approx(many.peak, rel=0.02)
-    reading = {"rows": 2, "length": 32, "bf16": True}
+    reading = {"batch_size": 2, "length": 32, "bf16": True}
     assert shallow.decode_step(**reading).peak == pytest.approx(whole.decode_step(**reading).peak, rel=0.02)
     assert shallow.forward_pass(**reading).casts == pytest.approx(whole.forward_pass(**reading).casts, rel=0.02)
 
@@ -102,7 +110,7 @@ def test_tracing_two_depths_extrapolates_to_all_layers(monkeypatch):
 def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
     from peft import LoraConfig
 
-    config, asked = config_of(), {"rows": 2, "length": 64, "bf16": False}
+    config, asked = config_of(), {"batch_size": 2, "length": 64, "bf16": False}
     usual = tracer(config, "policy").training_pass(**asked, checkpointing=False)
     assert tracer(config, "policy").training_pass(**asked, checkpointing=True).saved < 0.3 * usual.saved
     adapted = tracer(config, "policy", peft_config=LoraConfig(r=2, target_modules="all-linear"))
@@ -112,7 +120,7 @@ def test_checkpointing_saves_memory_and_adapter_has_few_gradients():
 
 
 def test_trunks_that_are_equal_are_measured_once(monkeypatch):
-    asked = {"rows": 2, "length": 16, "bf16": True, "checkpointing": False}
+    asked = {"batch_size": 2, "length": 16, "bf16": True, "checkpointing": False}
     monkeypatch.setattr(tracing, "_TRUNK_RESULTS", {})
     config = config_of(num_hidden_layers=2)
     policy, critic = (tracing.Tracer(tracing.ModelSpec("{}", role), config) for role in ("policy", "classifier"))
@@ -124,7 +132,7 @@ def test_trunks_that_are_equal_are_measured_once(monkeypatch):
     tracing._TRUNK_RESULTS.clear()
     critic._results.clear()
     assert critic.training_pass(**asked) == measured, "measured alone, it is the same"
-    reading = {"rows": 2, "length": 16, "bf16": True}
+    reading = {"batch_size": 2, "length": 16, "bf16": True}
     assert frozen.forward_pass(**reading).casts < policy.forward_pass(**reading).casts, "only trained weights are kept"
     assert len(tracing._TRUNK_RESULTS) == 3
 
@@ -157,7 +165,7 @@ COUNTS = memory.Counts(
 def test_tracer_rejects_models_that_need_real_tensors(monkeypatch):
     monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
     with pytest.raises(ZooError, match="A llama of this configuration cannot be run on tensors without memory"):
-        tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(rows=1, length=4, bf16=False)
+        tracing.Tracer(tracer(config_of(), "policy").spec, config_of()).decode_step(batch_size=1, length=4, bf16=False)
 
 
 def test_trained_parameter_takes_sixteen_bytes():
@@ -279,6 +287,13 @@ def test_suggested_change_is_minimal(seed):
     for one in parts:
         if one.items() <= found.keys.items():
             assert not fits({name: value for name, value in found.keys.items() if name not in one})
+
+
+@pytest.mark.parametrize(("optimizer", "is_replaced"), [("adamw_torch", True), ("new", True), ("sgd", False)])
+def test_only_optimizer_with_more_state_is_replaced(optimizer: str, is_replaced: bool) -> None:
+    keys = parse_planner_keys("sft", {}, where="here")
+    keys.optim = optimizer
+    assert ({"optim": "adamw_8bit"} in _training_changes("sft", keys, Device("GPU", 24))) == is_replaced
 
 
 @pytest.mark.usefixtures("untraced")

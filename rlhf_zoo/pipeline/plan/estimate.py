@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
 #: Bytes assumed for a CPU process besides tensors: imported libraries, their buffers, data and the trainer's objects.
 #: A process whose models have almost no weights took 508 MiB (`python benchmarks/plan_check.py nothing`).
-PROCESS_ON_CPU = 524 * 2**20
+CPU_PROCESS_BYTES = 524 * 2**20
 #: Heap fragmentation on a CPU, as a share of the bytes that an update allocates and frees. glibc keeps blocks below
 #: 32 MiB in its heap, where gradients lie between activations. Giving each block its own mapping
 #: (MALLOC_MMAP_THRESHOLD_) avoids fragmentation. Fitted to the memory that `make bench` measured (docs/plan.md).
@@ -44,17 +44,17 @@ def sft_plan(keys: SimpleNamespace, base: ModelShape, device: Device) -> StagePl
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    batch_size, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = keys.max_length or base.context_length
     bf16, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
     model = stage_tracer(base, "policy", keys, dtype, bf16)
     columns = min(TRL_COLUMNS, model.counts.vocabulary) if device.cpu else TRL_COLUMNS
-    logits_per_tile = min(rows * length, TRL_TOKENS) * columns
+    logits_per_tile = min(batch_size * length, TRL_TOKENS) * columns
     trains_head = model.counts.trained == model.counts.parameters
     head_bytes: float = TRL_TILES * logits_per_tile * (BFLOAT16 if bf16 else FLOAT32)
-    head_bytes += memory.head_gradient_bytes(tokens=rows * length, counts=model.counts, trains_head=trains_head)
+    head_bytes += memory.head_gradient_bytes(tokens=batch_size * length, counts=model.counts, trains_head=trains_head)
     return _plan_supervised(
-        "sft", keys, model, device, rows=rows, length=length, micro_batches=micro_batches, head_bytes=head_bytes
+        "sft", keys, model, device, batch_size, length, accumulation_steps=steps, head_bytes=head_bytes
     )
 
 
@@ -69,11 +69,11 @@ def reward_plan(keys: SimpleNamespace, base: ModelShape, device: Device) -> Stag
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, micro_batches = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    batch_size, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = min(keys.max_length or base.context_length, base.context_length)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
     return _plan_supervised(
-        "reward", keys, model, device, rows=2 * rows, length=length, micro_batches=micro_batches, head_bytes=0
+        "reward", keys, model, device, 2 * batch_size, length, accumulation_steps=steps, head_bytes=0
     )
 
 
@@ -82,17 +82,17 @@ def _plan_supervised(
     keys: SimpleNamespace,
     model: Tracer,
     device: Device,
-    *,
-    rows: int,
+    batch_size: int,
     length: int,
-    micro_batches: int,
+    *,
+    accumulation_steps: int,
     head_bytes: float,
 ) -> StagePlan:
     bf16, counts = computes_in_bfloat16(keys, device), model.counts
     shards = shard_count(stage, keys, device, {"use_peft": model.spec.adapter is not None})
-    accumulates = micro_batches > 1 or shards > 1
+    accumulates = accumulation_steps > 1 or shards > 1
     training_pass = model.training_pass(
-        rows=rows,
+        batch_size=batch_size,
         length=length,
         bf16=bf16,
         checkpointing=bool(keys.gradient_checkpointing),
@@ -105,14 +105,14 @@ def _plan_supervised(
         model_memory, training_pass, head_bytes=head_bytes, accumulates=accumulates, exchange_bytes=exchange_bytes
     )
     peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
-    tokens = rows * length * micro_batches
+    tokens = batch_size * length * accumulation_steps
     trunk_flops = forward_flops(counts, tokens, length) * training_cost(counts, keys)
     work = Work(
         update=trunk_flops,
         update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head_bytes else 0,
         parameter_updates=counts.trained,
     )
-    batch: dict[str, float] = {"rows": rows, "tokens": length, "micro_batches": micro_batches}
+    batch: dict[str, float] = {"rows": batch_size, "tokens": length, "micro_batches": accumulation_steps}
     batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
     phases = {"step": add_process_memory(device, peak, shards), **saving_phase(device, shards, [model_memory])}
     return StagePlan(stage, {"model": model_memory}, phases, batch, work, bf16)
@@ -198,7 +198,7 @@ def saving_phase(
         return {}
     weights = frozen_bytes + sum(model.weights for model in models)
     optimizer = (1 + shards) * sum(model.optimizer for model in models)
-    return {"save": PhaseMemory(weights=weights, optimizer=optimizer, process=PROCESS_ON_CPU)}
+    return {"save": PhaseMemory(weights=weights, optimizer=optimizer, process=CPU_PROCESS_BYTES)}
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
@@ -236,7 +236,7 @@ def add_process_memory(device: Device, phase: PhaseMemory, shards: int = 1) -> P
         return phase
     # With shards, each large block gets its own mapping (`modeling.fsdp`), so gradients do not fragment the heap.
     gradients = phase.gradients if shards == 1 else 0
-    return replace(phase, process=PROCESS_ON_CPU + FRAGMENTATION * (phase.activations + gradients + phase.logits))
+    return replace(phase, process=CPU_PROCESS_BYTES + FRAGMENTATION * (phase.activations + gradients + phase.logits))
 
 
 def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
@@ -340,7 +340,7 @@ def resident_memory(
         shares_base: Whether the model shares its frozen weights with another model, where they are counted.
     """
     counts = model.counts
-    state_per_parameter = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
+    state_per_parameter = memory.state_bytes(str(keys.optim))
     if quantization is None and counts.trained < counts.parameters:
         quantization = weight_quantization(keys)
     return memory.model_memory(

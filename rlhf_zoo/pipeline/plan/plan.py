@@ -13,7 +13,7 @@ from ...runs.settings.key_classes import effective_keys
 from ...runs.settings.parse import recipe_config, recorded_settings
 from .devices import Device
 from .estimate import reward_plan, sft_plan
-from .memory import GIB, state_bytes
+from .memory import GIB, OPTIMIZER_STATE, state_bytes
 from .ppo import PPOModels, RewardModelSpec, ppo_plan, ppo_work
 from .result import LORA, Change, Duration, Plan, StagePlan, Work
 from .seconds import predict_duration
@@ -274,7 +274,8 @@ def _rounding_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iter
 
 def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
     """Yields changes of keys that affect training by more than rounding."""
-    if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
+    state = state_bytes(str(keys.optim))
+    if not device.cpu and (state is None or state > OPTIMIZER_STATE["adamw_8bit"]):
         yield {"optim": "adamw_8bit"}
     lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters cannot be sharded
     if lora:

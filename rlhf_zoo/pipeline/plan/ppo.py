@@ -113,27 +113,27 @@ class _PPOPlanner:
         self.response_length: int = keys.response_length
         self.length = prompt_length + self.response_length
         self.bf16 = computes_in_bfloat16(keys, device)
-        prompts_at_once, steps = divide_batch(
+        prompt_batch_size, steps = divide_batch(
             keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count
         )
-        self.prompt_count = prompts_at_once * steps
+        self.prompt_count = prompt_batch_size * steps
         self.completion_count = self.prompt_count * keys.num_generations
-        self.minibatch_rows = math.ceil(self.completion_count / keys.num_mini_batches)
+        self.minibatch_size = math.ceil(self.completion_count / keys.num_mini_batches)
         max_tokens = keys.max_tokens_per_micro_batch or default_tokens_per_pass(on_cpu=device.cpu, bf16=self.bf16)
-        max_rows = self.completion_count if max_tokens is None else max(max_tokens // self.length, 1)
+        max_batch_size = self.completion_count if max_tokens is None else max(max_tokens // self.length, 1)
         # Unless max_tokens_per_micro_batch is set, per_device_train_batch_size limits the rows of a micro-batch.
-        self.micro_batch_rows = min(
-            self.minibatch_rows,
-            max_rows,
-            self.minibatch_rows if keys.max_tokens_per_micro_batch else prompts_at_once,
+        self.micro_batch_size = min(
+            self.minibatch_size,
+            max_batch_size,
+            self.minibatch_size if keys.max_tokens_per_micro_batch else prompt_batch_size,
         )
-        self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, max_rows)
+        self.forward_size = min(self.completion_count, keys.local_rollout_forward_batch_size, max_batch_size)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.bf16)
         self.critic, self.critic_shares_base = self._trace_critic(models)
         # A critic on the policy's trunk computes values during sampling, but in a separate pass if another engine
         # samples or log-probabilities are recomputed.
         recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
-        self.value_model = self.critic or (self.policy if recomputes else None)
+        self.values_model = self.critic or (self.policy if recomputes else None)
         self.has_adapter = self.policy.spec.adapter is not None
         starts_from_reward = keys.critic != "policy" and any(
             reward.can_initialize_critic for reward in models.reward_models
@@ -162,36 +162,36 @@ class _PPOPlanner:
     def _trace_critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
         """Returns the critic (None for a head on the policy), and whether it shares the reward model's weights."""
         keys = self.keys
-        reward = next((reward.shape for reward in models.reward_models if reward.can_initialize_critic), None)
+        reward_shape = next((reward.shape for reward in models.reward_models if reward.can_initialize_critic), None)
         shape = models.value_model
         if shape is None and keys.critic != "shared":
-            if reward is not None and keys.critic != "policy":
-                shape = reward
+            if reward_shape is not None and keys.critic != "policy":
+                shape = reward_shape
             elif weight_quantization(keys) is None:  # quantized weights cannot be copied
                 shape = models.policy
         if shape is None:
             return None, False
         critic_keys = SimpleNamespace(**{**vars(keys), "use_peft": keys.use_peft and keys.critic_lora})
-        shares_base = critic_keys.use_peft and shape is reward and (self.bf16 or shape.dtype == "float32")
+        shares_base = critic_keys.use_peft and shape is reward_shape and (self.bf16 or shape.dtype == "float32")
         dtype = shape.dtype if shares_base else "float32"
         return stage_tracer(shape, "classifier", critic_keys, dtype, self.bf16), shares_base
 
     def plan(self) -> StagePlan:
         keys = self.keys
         unquantized_keys = SimpleNamespace(optim=keys.optim)  # load_in_4bit and load_in_8bit apply only to the policy
-        models = {"policy": resident_memory(self.policy, keys)}
+        full_memory = {"policy": resident_memory(self.policy, keys)}
         if self.critic is not None:
-            models["critic"] = resident_memory(self.critic, unquantized_keys, shares_base=self.critic_shares_base)
+            full_memory["critic"] = resident_memory(self.critic, unquantized_keys, shares_base=self.critic_shares_base)
         if self.reference is not None:
             quantization = "8bit" if keys.ref_load_in_8bit else None
-            models["reference"] = resident_memory(self.reference, unquantized_keys, quantization=quantization)
+            full_memory["reference"] = resident_memory(self.reference, unquantized_keys, quantization=quantization)
         for name, reward_model in self.reward_models.items():
-            models[name] = resident_memory(reward_model, unquantized_keys)
-        self.memory_by_model = {name: model.per_device(self.shards) for name, model in models.items()}
+            full_memory[name] = resident_memory(reward_model, unquantized_keys)
+        self.memory_by_model = {name: model.per_device(self.shards) for name, model in full_memory.items()}
         phases = {
             **({"load": self._loading_phase()} if self._copies_policy else {}),
             "sample": self._sampling_phase(),
-            **({"values": self._values_phase(self.value_model)} if self.value_model else {}),
+            **({"values": self._values_phase(self.values_model)} if self.values_model else {}),
             **({"reference": self._reference_phase()} if has_reference(keys, has_ref_model=False) else {}),
             **({"reward": self._reward_phase()} if self.reward_models else {}),
             "update": self._update_phase(),
@@ -199,7 +199,7 @@ class _PPOPlanner:
         batch = {
             "prompt": self.prompt_length, "response": self.response_length, "rows": self.completion_count,
             "sampled_rows": self._sampling_shape()[0],
-            "micro_batch": self.micro_batch_rows, "forward_rows": self.forward_rows,
+            "micro_batch": self.micro_batch_size, "forward_rows": self.forward_size,
             **known_updates(keys, self.completion_count * self.device.count),
         }  # fmt: skip
         peaks = {name: add_process_memory(self.device, phase, self.shards) for name, phase in phases.items()}
@@ -237,25 +237,25 @@ class _PPOPlanner:
 
     def _graph_cache_shape(self) -> tuple[int, int] | None:
         """Returns the rows and columns of the KV cache that CUDA graphs keep between rollouts; None without graphs."""
-        keys, rows = self.keys, round_rows(self.completion_count)
+        keys, row_count = self.keys, round_rows(self.completion_count)
         if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
             return None
         # Graphs are captured only for row counts that `round_rows` returns and for multiples of COLUMN_MULTIPLE.
-        columns = -(-self.length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+        column_count = -(-self.length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
         if keys.max_rollout_batch_tokens is not None:
-            while rows > 1 and rows * columns > keys.max_rollout_batch_tokens:
-                rows = next(fewer for fewer in range(rows - 1, 0, -1) if round_rows(fewer) == fewer)
-        return rows, columns
+            while row_count > 1 and row_count * column_count > keys.max_rollout_batch_tokens:
+                row_count = next(fewer for fewer in range(row_count - 1, 0, -1) if round_rows(fewer) == fewer)
+        return row_count, column_count
 
     def _sampling_shape(self) -> tuple[int, int]:
         """Returns the number of rows that are sampled at once, and the number of columns of their KV cache."""
         if (graph_cache := self._graph_cache_shape()) is not None:
             return min(graph_cache[0], self.completion_count), graph_cache[1]
         limit = self.keys.max_rollout_batch_tokens
-        rows = self.completion_count if limit is None else min(self.completion_count, max(limit // self.length, 1))
+        row_count = self.completion_count if limit is None else min(self.completion_count, max(limit // self.length, 1))
         # A full cache is replaced by one that has a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
         growths = max(math.ceil((self.response_length - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
-        return rows, self.prompt_length + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
+        return row_count, self.prompt_length + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
 
     # Phases
 
@@ -265,39 +265,39 @@ class _PPOPlanner:
         return PhaseMemory(weights=2 * policy + critic + self._frozen_weight_bytes())
 
     def _sampling_phase(self) -> PhaseMemory:
-        baseline, (rows, columns) = self._baseline_memory(gathered=self.policy), self._sampling_shape()
-        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # all completions of a prompt share its prefill
-        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, bf16=self.bf16)
-        step = self.policy.decode_step(rows=rows, length=self.length, bf16=self.bf16)
+        baseline, (row_count, column_count) = self._baseline_memory(gathered=self.policy), self._sampling_shape()
+        prompt_count = math.ceil(row_count / self.keys.num_generations)  # all completions of a prompt share its prefill
+        prefill = self.policy.forward_pass(batch_size=prompt_count, length=self.prompt_length, bf16=self.bf16)
+        step = self.policy.decode_step(batch_size=row_count, length=self.length, bf16=self.bf16)
         counts = self.policy.counts
-        cache = baseline.cache or rows * columns * self._kv_bytes_per_token()
-        if not baseline.cache and columns > self.prompt_length + SPARE_COLUMNS:
+        cache = baseline.cache or row_count * column_count * self._kv_bytes_per_token()
+        if not baseline.cache and column_count > self.prompt_length + SPARE_COLUMNS:
             # The cache grows layer by layer: each layer is copied into a larger buffer.
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
-        unused_cache = 0 if baseline.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / columns)
+        unused_cache = 0 if baseline.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / column_count)
         working_bytes = max(step.peak, prefill.peak - unused_cache)
-        logits = SAMPLING_TENSORS * FLOAT32 * rows * counts.vocabulary
+        logits = SAMPLING_TENSORS * FLOAT32 * row_count * counts.vocabulary
         return replace(baseline, activations=working_bytes, cache=cache, logits=logits)
 
-    def _values_phase(self, value_model: Tracer) -> PhaseMemory:
-        forward = value_model.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.bf16)
-        return replace(self._baseline_memory(gathered=value_model), activations=forward.peak)
+    def _values_phase(self, model: Tracer) -> PhaseMemory:
+        forward = model.forward_pass(batch_size=self.forward_size, length=self.length, bf16=self.bf16)
+        return replace(self._baseline_memory(gathered=model), activations=forward.peak)
 
     def _reference_phase(self) -> PhaseMemory:
         model = self.reference or self.policy
-        forward = model.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.bf16)
+        forward = model.forward_pass(batch_size=self.forward_size, length=self.length, bf16=self.bf16)
         baseline, casts = self._baseline_memory("reference", gathered=model), 0
         if self.critic is not None:  # autocast keeps bfloat16 copies of the critic's weights during this pass
-            casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, bf16=self.bf16).casts
-        logits = self._logit_bytes(self.forward_rows, is_training=False)
+            casts = self.critic.forward_pass(batch_size=self.forward_size, length=self.length, bf16=self.bf16).casts
+        logits = self._logit_bytes(self.forward_size, is_training=False)
         return replace(baseline, activations=forward.peak + casts, logits=logits)
 
     def _reward_phase(self) -> PhaseMemory:
         peaks = []
         for name, model in self.reward_models.items():
             max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or self.length
-            forward = model.forward_pass(rows=self.forward_rows, length=min(self.length, max_length), bf16=False)
+            forward = model.forward_pass(batch_size=self.forward_size, length=min(self.length, max_length), bf16=False)
             peaks.append(replace(self._baseline_memory(name, gathered=model), activations=forward.peak))
         return max(peaks, key=lambda peak: peak.total)
 
@@ -320,12 +320,12 @@ class _PPOPlanner:
 
     def _update_phase(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
-        accumulates = self.micro_batch_rows < self.minibatch_rows or self.shards > 1
+        accumulates = self.micro_batch_size < self.minibatch_size or self.shards > 1
         passes = [
             TrainingPass()
             if model is None
             else model.training_pass(
-                rows=self.micro_batch_rows,
+                batch_size=self.micro_batch_size,
                 length=self.length,
                 bf16=self.bf16,
                 checkpointing=bool(keys.gradient_checkpointing),
@@ -334,7 +334,7 @@ class _PPOPlanner:
             for model in (self.policy, self.critic)
         ]
         head_bytes = memory.head_gradient_bytes(
-            tokens=self.micro_batch_rows * self.response_length,
+            tokens=self.micro_batch_size * self.response_length,
             counts=counts,
             trains_head=counts.trained == counts.parameters,
         )
@@ -345,7 +345,7 @@ class _PPOPlanner:
             critic,
             (passes[0], passes[1]),
             frozen_bytes=self._frozen_weight_bytes(),
-            logits=self._logit_bytes(self.micro_batch_rows, is_training=True),
+            logits=self._logit_bytes(self.micro_batch_size, is_training=True),
             head_bytes=head_bytes,
             accumulates=accumulates,
             exchange_bytes=exchange_bytes,
@@ -359,13 +359,14 @@ class _PPOPlanner:
         tokens, response_tokens = self.completion_count * self.length, self.completion_count * self.response_length
         sampling_batches = math.ceil(self.completion_count / rows_at_once)
         head_flops = 2 * response_tokens * policy.width * policy.vocabulary
-        forward_only = [model.counts for model in (self.value_model, *self.reward_models.values()) if model is not None]
+        models = (self.values_model, *self.reward_models.values())
+        forward_only_counts = [model.counts for model in models if model is not None]
         if has_reference(keys, has_ref_model=False):
-            forward_only.append(policy)
-        trained = [model.counts for model in (self.policy, self.critic) if model is not None]
+            forward_only_counts.append(policy)
+        trained_counts = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
         training_flops = sum(
-            forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained
+            forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained_counts
         )
         # On average, a response token attends to (prompt_length + length) / 2 tokens; `forward_flops` divides by 2.
         return Work(
@@ -374,11 +375,11 @@ class _PPOPlanner:
             layer_steps=sampling_batches * self.response_length * policy.layers,
             bytes_read=sampling_batches * self.response_length * (bytes_per_weight(self.policy) * policy.parameters)
             + response_tokens * (self.length + self.prompt_length) / 2 * self._kv_bytes_per_token(),
-            forward_only=sum(forward_flops(counts, tokens, self.length) for counts in forward_only),
+            forward_only=sum(forward_flops(counts, tokens, self.length) for counts in forward_only_counts),
             forward_only_head=head_flops if has_reference(keys, has_ref_model=False) else 0,
             update=epochs * training_flops,
             update_head=epochs * head_flops * 3,
-            parameter_updates=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained),
+            parameter_updates=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained_counts),
         )
 
 

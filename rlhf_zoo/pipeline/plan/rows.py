@@ -82,12 +82,12 @@ def _find_row_count(
     keys = {**effective_keys(recipe, stage, recipe.stages[stage]), **flags.get(stage, {})}
     if keys.get("packing"):
         return None  # several texts share a row
-    if isinstance(pairs := keys.get("simulated_pairs"), int):
-        return pairs, "as the key simulated_pairs says"
+    if isinstance(pair_count := keys.get("simulated_pairs"), int):
+        return pair_count, "as the key simulated_pairs says"
     flag_keys = {*flags.get("recipe", {}), *flags.get(stage, {})}
-    documented_rows = (recipe.zoo.get("training_rows") or {}).get(stage)
-    if isinstance(documented_rows, int) and not flag_keys.intersection(_DATA_KEYS):
-        return documented_rows, "as the recipe's zoo.yaml says"
+    documented_count = (recipe.zoo.get("training_rows") or {}).get(stage)
+    if isinstance(documented_count, int) and not flag_keys.intersection(_DATA_KEYS):
+        return documented_count, "as the recipe's zoo.yaml says"
     name = keys.get("dataset_name") or shared.get("dataset_name")
     if shared.get("corpus") or not isinstance(name, str):
         return None
@@ -97,8 +97,8 @@ def _find_row_count(
     if file is None:
         return None
     with file.open("rb") as lines:
-        rows = sum(1 for line in lines if line.strip())
-    return (rows, f"all lines of {file.name}, or fewer if prompts are held out") if rows else None
+        line_count = sum(1 for line in lines if line.strip())
+    return (line_count, f"all lines of {file.name}, or fewer if prompts are held out") if line_count else None
 
 
 def _find_jsonl(path: Path, config: str | None, split: str) -> Path | None:

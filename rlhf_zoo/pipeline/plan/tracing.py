@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 EXPERTS = "rlhf-zoo-traced"
 #: The two numbers of layers that a model runs with. Both are even, because some models alternate two kinds of layers.
 DEPTHS = 2, 4
-#: First element of the key of a measurement that runs a model without its head.
+#: First elements of the keys of measurements that run a model without its head.
 TRUNK_PASSES = ("training", "forward")
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
@@ -323,12 +323,12 @@ class Tracer:
         )
 
     def training_pass(
-        self, *, rows: int, length: int, bf16: bool, checkpointing: bool, accumulates: bool = True
+        self, *, batch_size: int, length: int, bf16: bool, checkpointing: bool, accumulates: bool = True
     ) -> TrainingPass:
         """Measures a forward and backward pass of the trunk, without the head.
 
         Args:
-            rows: Rows of the batch.
+            batch_size: Rows of the batch.
             length: Tokens of each row.
             bf16: Whether the pass runs under bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
@@ -345,7 +345,7 @@ class Tracer:
                     for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
                         weight.grad = torch.empty_like(weight)
             with ExitStack() as stack:
-                counter, run_trunk = _start_counting(stack, model, mode, rows, length)
+                counter, run_trunk = _start_counting(stack, model, mode, batch_size, length)
                 before = counter.live
                 with _autocast(bf16):
                     output = run_trunk()
@@ -358,14 +358,14 @@ class Tracer:
                 base.disable_input_require_grads()  # otherwise later passes would save the embeddings too
             return [saved, peak]
 
-        key = ("training", rows, length, bf16, checkpointing, accumulates)
+        key = ("training", batch_size, length, bf16, checkpointing, accumulates)
         return TrainingPass(*self._extrapolate(key, run))
 
-    def forward_pass(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
+    def forward_pass(self, *, batch_size: int, length: int, bf16: bool) -> ForwardPass:
         """Measures a forward pass of the trunk that saves nothing for a backward pass.
 
         Args:
-            rows: Rows of the batch.
+            batch_size: Rows of the batch.
             length: Tokens of each row.
             bf16: Whether the pass runs under bfloat16 autocast.
         """
@@ -373,18 +373,18 @@ class Tracer:
         def run(model: PreTrainedModel, mode: _CountingMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
-                counter, run_trunk = _start_counting(stack, model, mode, rows, length)
+                counter, run_trunk = _start_counting(stack, model, mode, batch_size, length)
                 with _autocast(bf16):
                     run_trunk()
                     return [counter.live, counter.take_peak(0)]
 
-        return ForwardPass(*self._extrapolate(("forward", rows, length, bf16), run))
+        return ForwardPass(*self._extrapolate(("forward", batch_size, length, bf16), run))
 
-    def decode_step(self, *, rows: int, length: int, bf16: bool) -> ForwardPass:
+    def decode_step(self, *, batch_size: int, length: int, bf16: bool) -> ForwardPass:
         """Measures the pass that samples the last token of each row with a KV cache, without the cache itself.
 
         Args:
-            rows: Rows of the batch.
+            batch_size: Rows of the batch.
             length: Tokens of each row, including the last token.
             bf16: Whether the step runs under bfloat16 autocast.
         """
@@ -396,7 +396,7 @@ class Tracer:
                 counter = stack.enter_context(mode.counting(model))
                 stack.enter_context(_autocast(bf16))
                 cache = new_cache(_base_model(model))
-                ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
+                ids, mask = (torch.ones(batch_size, length, dtype=torch.long) for _ in range(2))
                 positions = mask.cumsum(-1) - 1
                 forward(model, ids[:, :-1], mask[:, :-1], positions[:, :-1], cache)
                 before = counter.live
@@ -406,7 +406,7 @@ class Tracer:
                 del cache  # leaves only the copies of weights that autocast keeps
                 return [counter.live, counter.live + peak]
 
-        return ForwardPass(*self._extrapolate(("decode", rows, length, bf16), run))
+        return ForwardPass(*self._extrapolate(("decode", batch_size, length, bf16), run))
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
@@ -425,11 +425,11 @@ def _to_fake_tensors(model: nn.Module) -> None:
 
 
 def _start_counting(
-    stack: ExitStack, model: PreTrainedModel, mode: _CountingMode, rows: int, length: int
+    stack: ExitStack, model: PreTrainedModel, mode: _CountingMode, batch_size: int, length: int
 ) -> tuple[_MemoryCounter, Callable[[], Tensor]]:
-    """Returns an active counter, and a function that runs the model's trunk over (rows, length) tokens."""
+    """Returns an active counter, and a function that runs the model's trunk over (batch_size, length) tokens."""
     stack.enter_context(mode)
-    ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
+    ids, mask = (torch.ones(batch_size, length, dtype=torch.long) for _ in range(2))
     trunk = _trunk(model)
     forward_parameters = inspect.signature(trunk.forward).parameters
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
