@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.new.data import InspectedData, Subset, stage_data
+from rlhf_zoo.pipeline.new.data import InspectedData, Subset, make_stage_data
 from rlhf_zoo.runs.data.layout import Form, convert_rows
 
 ASKED = {"from": "human", "value": "2+2?"}
@@ -121,7 +121,7 @@ def test_convert_rows_names_row_with_invalid_turn() -> None:
 )
 def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], expected: dict[str, Any]) -> None:
     part = Subset(None, {"train": 1}, {"train": [row]}, lambda split: [row])
-    reading = stage_data(InspectedData("some/data", None, [part]), form)
+    reading = make_stage_data(InspectedData("some/data", None, [part]), form)
     assert reading is not None and not reading.is_plain_text
     assert expected.items() <= reading.rows[0].items()
 
@@ -129,6 +129,6 @@ def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], expecte
 def test_new_takes_no_split_without_rows() -> None:
     rows = {"train_gen": [], "train": [{"prompt": "what"}], "test": []}
     subset = Subset(None, {split: len(rows[split]) for split in rows}, rows, rows.__getitem__)
-    data = stage_data(InspectedData("some/data", None, [subset]), "prompts")
+    data = make_stage_data(InspectedData("some/data", None, [subset]), "prompts")
     assert data is not None and data.test_prompt_count is None
     assert (data.keys["dataset_train_split"], data.keys["dataset_test_split"]) == ("train", None)

@@ -17,7 +17,7 @@ from rlhf_zoo.evaluation.stats import bootstrap_mean, mean_share
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
 from rlhf_zoo.pipeline.inspect.doctor import examine
-from rlhf_zoo.pipeline.new.data import inspect_data, stage_data
+from rlhf_zoo.pipeline.new.data import inspect_data, make_stage_data
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.runs.context import RunContext
@@ -139,10 +139,10 @@ def test_evaluation_of_repeated_rows_counts_prompts(both: dict[str, Any]) -> Non
 def test_new_recipe_counts_distinct_prompts(tmp_path: Path) -> None:
     rows = [{"prompt": f"How is item {place % 14}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = stage_data(inspect_data(str(tmp_path)), "prompts")
+    found = make_stage_data(inspect_data(str(tmp_path)), "prompts")
     assert found is not None and (found.row_count, found.prompt_count, found.test_prompt_count) == (469, 14, None)
     distinct = [{"prompt": f"How is item {place}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in distinct))
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = stage_data(inspect_data(str(tmp_path)), "prompts")
+    found = make_stage_data(inspect_data(str(tmp_path)), "prompts")
     assert found is not None and (found.row_count, found.prompt_count, found.test_prompt_count) == (469, 469, 14)

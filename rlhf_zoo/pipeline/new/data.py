@@ -46,13 +46,13 @@ class Subset:
 
     Attributes:
         configuration: Name of the configuration; None if the data set has only one.
-        splits: Split -> number of rows; if the data set does not declare it, at most `MAX_COUNTED`.
+        row_counts: Split -> number of rows; if the data set does not declare it, at most `MAX_COUNTED`.
         rows: Split -> its first `SAMPLE_ROWS` rows.
         read_split: A function that reads the first `MAX_COUNTED` rows of a split.
     """
 
     configuration: str | None
-    splits: Mapping[str, int]
+    row_counts: Mapping[str, int]
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
     read_split: Callable[[str], Iterable[Mapping[str, Any]]]
 
@@ -133,7 +133,7 @@ def inspect_data(name: str) -> InspectedData:
     try:
         with open_checked(repo, commit) as data:
             names = [""] if Path(name).is_file() else data.configurations()
-            subsets = [_inspect_subset(data, config if len(names) > 1 else None) for config in names]
+            subsets = [_inspect_subset(data, configuration if len(names) > 1 else None) for configuration in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         problem = file_problem(Path(repo)) or f"{reason(error)}; check its files"
         raise ZooError(f"The data set {name} cannot be loaded: {problem}.") from error
@@ -142,28 +142,28 @@ def inspect_data(name: str) -> InspectedData:
 
 def _inspect_subset(data: CheckedData, configuration: str | None) -> Subset:
     infos = data.make_builder(configuration).info.splits or {}
-    sizes, rows = {}, {}
+    row_counts, rows = {}, {}
     for split in data.splits(configuration):
         stream = data.stream(configuration, split)
         rows[split] = list(islice(stream, SAMPLE_ROWS))
         declared_count = infos[split].num_examples if split in infos else 0
-        sizes[split] = declared_count or (
+        row_counts[split] = declared_count or (
             len(rows[split]) if len(rows[split]) < SAMPLE_ROWS else sum(1 for _ in islice(stream, MAX_COUNTED))
         )
 
     def read_split(split: str) -> Iterable[Mapping[str, Any]]:
         return islice(data.stream(configuration, split), MAX_COUNTED)
 
-    return Subset(configuration, sizes, rows, read_split)
+    return Subset(configuration, row_counts, rows, read_split)
 
 
-def stage_data(data: InspectedData, form: Form, requested_columns: Mapping[str, str] | None = None) -> StageData | None:
+def make_stage_data(data: InspectedData, form: Form, user_columns: Mapping[str, str] | None = None) -> StageData | None:
     """Chooses how a stage reads a data set, from the first configuration that has the stage's form.
 
     Args:
         data: The data set.
         form: The form that the stage reads.
-        requested_columns: Column of the stage -> column of the data set, from --columns.
+        user_columns: Column of the stage -> column of the data set, from --columns.
 
     Returns:
         How the stage reads the data set; None if no configuration has columns of this form.
@@ -178,7 +178,7 @@ def stage_data(data: InspectedData, form: Form, requested_columns: Mapping[str, 
             continue
         column_names = dict.fromkeys(name for row in subset.rows[train_split] for name in row)
         rows = dataset_of({name: [row.get(name) for row in subset.rows[train_split]] for name in column_names})
-        columns = _columns(rows, form, requested_columns or {})
+        columns = _columns(rows, form, user_columns or {})
         if columns is None:
             continue
         try:
@@ -195,7 +195,7 @@ def stage_data(data: InspectedData, form: Form, requested_columns: Mapping[str, 
             "dataset_test_split": test_split,
             "columns": columns,
         }
-        count = subset.splits[train_split]
+        count = subset.row_counts[train_split]
         if form != "prompts":
             return StageData(data, keys, count, list(formatted_rows), prompt_count=count)
         prompt_count = _count_prompts(subset, train_split, columns, data.name)
@@ -220,7 +220,7 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
 
     sample = subset.rows[split]
     if count_distinct(sample) == len(sample):
-        return subset.splits[split]
+        return subset.row_counts[split]
     return count_distinct(list(subset.read_split(split)))
 
 
@@ -230,12 +230,12 @@ def _first_split(rows: Mapping[str, Sequence[Any]], prefixes: Sequence[str]) -> 
     return next((name for prefix in prefixes for name in names if name.startswith(prefix)), None)
 
 
-def _columns(rows: datasets.Dataset, form: Form, requested_columns: Mapping[str, str]) -> dict[str, str] | None:
+def _columns(rows: datasets.Dataset, form: Form, user_columns: Mapping[str, str]) -> dict[str, str] | None:
     """Returns the recipe's key `columns`: {} if no name differs; None if the data set lacks a column of the form."""
     names, first_row = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
-        requested_name = requested_columns.get(stage_column)
+        requested_name = user_columns.get(stage_column)
         # `_choose_stage_data` in `recipe` checked the placeholders.
         if requested_name is not None and has_placeholders(requested_name):
             data_column: str | None = requested_name if set(placeholder_columns(requested_name)) <= set(names) else None
@@ -254,7 +254,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested_columns: Mapping[str,
     has_pairs = "chosen" in data_columns and "rejected" in data_columns
     has_prompt = data_columns.get("prompt") not in (None, "text")
     # ShareGPT's conversations contain the prompts, so a column such as `input` does not hold them.
-    if SHAREGPT_COLUMN in names and "prompt" not in (*names, *requested_columns):
+    if SHAREGPT_COLUMN in names and "prompt" not in (*names, *user_columns):
         has_prompt = False
     if form == "pairs":
         return mapping("chosen", "rejected", *(["prompt"] if has_prompt else [])) if has_pairs else None

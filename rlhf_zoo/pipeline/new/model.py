@@ -88,7 +88,7 @@ def inspect_model(name: str) -> ModelFacts:
     kv_heads = getattr(text_config, "num_key_value_heads", None) or text_config.num_attention_heads
     head_size = getattr(text_config, "head_dim", None) or text_config.hidden_size // text_config.num_attention_heads
     return ModelFacts(
-        name=name if find_gguf(name) else repo,
+        name=name if find_gguf(name) else repo,  # `repo` is the folder of an unpacked GGUF file
         revision=commit,
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -156,7 +156,7 @@ def _linear_names(model: Any) -> list[str]:
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    linear = (
+    names = (
         name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head
     )
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))

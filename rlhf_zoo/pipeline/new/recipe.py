@@ -29,7 +29,7 @@ from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
 from ..plan.plan import make_plan, predict_update
 from ..plan.result import Plan, format_gib, format_seconds
-from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
+from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, make_stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder
 from .sizes import MAX_EPISODES, Decisions, add_episodes, choose_batches, choose_sizes
@@ -83,7 +83,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     for name in functions:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
-    data_by_stage = _choose_stage_data(request, starts_ppo=model.has_chat_template)
+    data_by_stage = _choose_stage_data(request, can_skip_sft=model.has_chat_template)
     is_chat, chat_settings = _choose_prompt_form(model, data_by_stage, decisions)
     _describe_model(model, decisions, first_stage="SFT" if "sft" in data_by_stage else "PPO")
     for stage, data in data_by_stage.items():
@@ -141,13 +141,13 @@ def write(recipe: NewRecipe, folder: Path) -> None:
     """
     check_folder(folder)
     with tempfile.TemporaryDirectory() as staging:
-        copy = Path(staging) / os.path.basename(os.path.abspath(folder))
-        copy.mkdir()
+        staging_folder = Path(staging) / os.path.basename(os.path.abspath(folder))
+        staging_folder.mkdir()
         for name, text in recipe.files.items():
-            (copy / name).write_text(text, encoding="utf-8")
-        check_recipe(copy)
+            (staging_folder / name).write_text(text, encoding="utf-8")
+        check_recipe(staging_folder)
         try:
-            shutil.copytree(copy, folder, dirs_exist_ok=True)
+            shutil.copytree(staging_folder, folder, dirs_exist_ok=True)
         except OSError as error:
             raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another folder.") from error
 
@@ -155,12 +155,12 @@ def write(recipe: NewRecipe, folder: Path) -> None:
 # Decisions
 
 
-def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageData]:
+def _choose_stage_data(request: RecipeRequest, *, can_skip_sft: bool) -> dict[str, StageData]:
     """Chooses how each stage reads its data. Raises ZooError if a stage has no data.
 
     Args:
         request: The options for the recipe.
-        starts_ppo: Whether PPO may start from the model itself if SFT has no texts.
+        can_skip_sft: Whether PPO may start from the model itself if there are no texts for SFT.
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
     data_by_name = {name: inspect_data(name) for name in dict.fromkeys(names)}
@@ -173,33 +173,33 @@ def _choose_stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str,
             raise ZooError(
                 f"--columns maps {stage_column} to {data_column!r}, but the data have no such column{suggestion}"
             )
-    pairs = None
+    reward_data = None
     if request.preferences is not None and not request.reward_models:
         preferences = data_by_name[request.preferences]
-        pairs = stage_data(preferences, "pairs", request.columns)
-        if pairs is None:
+        reward_data = make_stage_data(preferences, "pairs", request.columns)
+        if reward_data is None:
             raise ZooError(
                 f"{_describe_columns(preferences)}, but preferences need the columns chosen and rejected: name them by "
                 "--columns '{chosen: …, rejected: …, prompt: …}', or pass other --preferences."
             )
     sft_names = [request.texts] if request.texts else [request.preferences, request.prompts]
     candidates = [data_by_name[name] for name in sft_names if name]
-    texts_data = (stage_data(data, "texts", request.columns) for data in candidates)
-    sft = next((data for data in texts_data if data is not None), None)
-    if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
+    texts_data = (make_stage_data(data, "texts", request.columns) for data in candidates)
+    sft_data = next((data for data in texts_data if data is not None), None)
+    if sft_data is None and not (can_skip_sft and request.preferences is None and request.texts is None):
         raise ZooError(
             f"{' and '.join(map(_describe_columns, candidates))}, but SFT reads messages, prompt and completion, or "
             "text: pass such data as --texts, or name the columns by --columns."
         )
     name = request.prompts or request.preferences
     assert name is not None  # `RecipeRequest.check` refuses this
-    prompts = stage_data(data_by_name[name], "prompts", request.columns)
-    if prompts is None:
+    ppo_data = make_stage_data(data_by_name[name], "prompts", request.columns)
+    if ppo_data is None:
         raise ZooError(
             f"{_describe_columns(data_by_name[name])}, but PPO reads prompt, messages, or chosen and rejected: pass "
             "other --prompts."
         )
-    stages = {"sft": sft, "reward": pairs, "ppo": prompts}
+    stages = {"sft": sft_data, "reward": reward_data, "ppo": ppo_data}
     return {stage: data for stage, data in stages.items() if data is not None}
 
 
@@ -268,8 +268,8 @@ def _fit_to_memory(
     plan, largest_stages = _choose_weights(variables, device)
     lora, bfloat16 = variables["lora"], variables["bfloat16"]
     variables["memory"] = {stage.stage: format_gib(stage.peak) for stage in plan.stages}
-    usable = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
-    reason = f"training all weights, {largest_stages[0]} of {usable}"
+    memory_text = f"{device.usable_gib:.1f} GiB usable; {device.gib:.0f} GiB {device_reason}"
+    reason = f"training all weights, {largest_stages[0]} of {memory_text}"
     decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
         decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {largest_stages[1]}")
@@ -301,10 +301,10 @@ def _choose_weights(variables: dict[str, Any], device: Device) -> tuple[Plan, li
         variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes}
         for recompute in (False, True):
             variables["recompute"] = recompute
-            plan = _plan(variables, device, stages=["ppo"])
+            plan = _plan_recipe(variables, device, stages=["ppo"])
             is_last = recompute and (lora, bfloat16) == kinds[-1]
             if is_last or not plan.changes:
-                plan = _plan(variables, device)
+                plan = _plan_recipe(variables, device)
             if not plan.changes:
                 break
         largest_stages.append(_describe_largest_stage(plan))
@@ -323,7 +323,7 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, decisions: Decis
     limit = f"an update should take at most {CPU_MAX_UPDATE_SECONDS} s on this CPU"
 
     def predict_seconds() -> float | None:
-        duration = predict_update(_recipe(variables), device)
+        duration = predict_update(_build_recipe(variables), device)
         return None if duration is None else duration.total
 
     while (update_seconds := predict_seconds()) is not None and update_seconds > CPU_MAX_UPDATE_SECONDS:
@@ -354,11 +354,11 @@ def _describe_largest_stage(plan: Plan) -> str:
     return f"{largest.stage} takes {format_gib(largest.peak)} GiB"
 
 
-def _plan(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str] | None = None) -> Plan:
-    return make_plan(_recipe(variables), device, stages=stages, suggest_changes=False)
+def _plan_recipe(variables: Mapping[str, Any], device: Device, *, stages: Sequence[str] | None = None) -> Plan:
+    return make_plan(_build_recipe(variables), device, stages=stages, suggest_changes=False)
 
 
-def _recipe(variables: Mapping[str, Any]) -> Recipe:
+def _build_recipe(variables: Mapping[str, Any]) -> Recipe:
     import yaml
 
     files = _render_files({**variables, "memory": {}})
@@ -398,14 +398,14 @@ def _judge_name(name: str) -> str:
 def _choose_judge(request: RecipeRequest, data_by_stage: Mapping[str, StageData], decisions: Decisions) -> str:
     """Returns the name of the evaluation's judge."""
     functions = request.reward_functions
-    verifiable = [name for name in functions if isinstance(load_object(name, group=REWARDS), Verifiable)]
+    verifiable_functions = [name for name in functions if isinstance(load_object(name, group=REWARDS), Verifiable)]
     if request.judge is not None:
         if request.judge.startswith("reward:"):
             name = request.judge.removeprefix("reward:")
             check_outputs(name, dict(enumerate(reward_labels(split_label(name)[0]))))
         judge, reason = request.judge, "named by --judge"
-    elif verifiable:
-        judge, reason = f"rule:{verifiable[0]}", "a verifiable reward is its own judge"
+    elif verifiable_functions:
+        judge, reason = f"rule:{verifiable_functions[0]}", "a verifiable reward is its own judge"
     elif "reward" in data_by_stage:
         judge = SAME_LABELS
         reason = (
@@ -435,11 +435,8 @@ def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     def as_yaml(value: Any) -> str:
-        return (
-            yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
-            .removesuffix("...\n")
-            .strip()
-        )
+        text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+        return text.removesuffix("...\n").strip()  # yaml ends a plain scalar with "..."
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,

@@ -28,7 +28,7 @@ class RecipeRequest:
         prompts: Prompts for PPO; None for the prompts of the preferences.
         texts: Data for SFT; None for the chosen answers of the preferences, or for the prompts' data.
         rewards: Reward functions, and at most one reward model.
-        judge: The judge of the evaluation; None to choose a judge.
+        judge: The judge of the evaluation; None to have one chosen.
         gib: Memory of the GPU in GiB; None for the local device.
         columns: Column that a stage reads -> column of the data.
     """

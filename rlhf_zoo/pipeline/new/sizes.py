@@ -17,11 +17,11 @@ from .data import MAX_COUNTED, StageData
 from .model import ModelFacts
 
 #: Upper bounds for evaluation prompts, episodes of PPO, tokens per answer, and tokens per training text.
-MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
+MAX_EVAL_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 #: Minimum number of distinct prompts, including held-out prompts.
 MIN_PROMPTS = 8
 #: With fewer prompts to evaluate on, the probes find only large effects.
-FEW_PROMPTS = 50
+FEW_EVAL_PROMPTS = 50
 #: If there are few prompts, PPO repeats them to reach `MIN_UPDATES`. Below `FEW_UPDATES`, the policy changes little.
 MIN_UPDATES, FEW_UPDATES = 40, 10
 #: Maximum number of completions per update, and per micro-batch.
@@ -47,13 +47,13 @@ class Decisions:
 
 
 def choose_sizes(
-    model: ModelFacts, stage_data: Mapping[str, StageData], is_chat: bool, decisions: Decisions
+    model: ModelFacts, data_by_stage: Mapping[str, StageData], is_chat: bool, decisions: Decisions
 ) -> dict[str, Any]:
     """Chooses lengths in tokens, batch sizes, and the number of held-out prompts.
 
     Args:
         model: Facts about the starting model.
-        stage_data: Stage -> its data and how the stage reads them.
+        data_by_stage: Stage -> its data and how the stage reads them.
         is_chat: Whether prompts are conversations.
         decisions: Receives the choices.
 
@@ -64,11 +64,11 @@ def choose_sizes(
         ZooError: No prompt fits the model's context, or there are too few prompts.
     """
     context_length, counter = model.context_length or MAX_TOKENS, _TokenCounter(model.tokenizer)
-    ppo = stage_data["ppo"]
+    ppo = data_by_stage["ppo"]
     prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if is_chat else ppo.rows
     keys_and_lengths = [(prompt_key(row["prompt"]), counter.count_prompt(row["prompt"])) for row in prompts]
-    lengths = sorted(dict(keys_and_lengths).values())
-    text_lengths, answer_lengths = _text_and_answer_lengths(stage_data, counter, is_chat)
+    lengths = sorted(dict(keys_and_lengths).values())  # of distinct prompts
+    text_lengths, answer_lengths = _text_and_answer_lengths(data_by_stage, counter, is_chat)
     prompt_p95 = _percentile_95(lengths)
     prompt_length = min(_round_up(prompt_p95), context_length - max(8, context_length // 8))
     response_length = min(MAX_RESPONSE, context_length - prompt_length)
@@ -79,7 +79,7 @@ def choose_sizes(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
             f"{context_length} tokens, of which a prompt may have {prompt_length}: use shorter prompts."
         )
-    usable_rows = max(
+    usable_count = max(
         int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
     )
     # All rows of a prompt are held out together, so count distinct prompts.
@@ -89,7 +89,7 @@ def choose_sizes(
             f"{ppo.data_set.name} has too few different prompts that are short enough ({distinct_count}), as some are "
             f"held out of training: add rows to it, or pass --prompts with at least {MIN_PROMPTS} prompts."
         )
-    eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
+    eval_prompts = max(2, min(MAX_EVAL_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
     # PPO holds out two parts, each with `share` of the prompts. With a test split, both monitor training, and together
     # have 1.5 times eval_prompts. Without a test split, one part monitors training, the evaluation uses the other, and
@@ -98,9 +98,9 @@ def choose_sizes(
         0.1 if test_split else 0.2,
         max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
     )
-    trained_rows = int(usable_rows * (1 - 2 * share))
+    trained_count = int(usable_count * (1 - 2 * share))
     # The largest power of two that leaves at least two updates in a pass over the prompts.
-    rollout = min(MAX_ROLLOUT, 2 ** int(math.log2(max(trained_rows / 2, 2))))
+    rollout_size = min(MAX_ROLLOUT, 2 ** int(math.log2(max(trained_count / 2, 2))))
     text_length, answer_reason = None, ""
     if text_lengths:
         text_p95 = _percentile_95(text_lengths)
@@ -119,8 +119,8 @@ def choose_sizes(
     warning = ""
     if eval_prompts < VERDICT_PROMPTS:
         warning = f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: pass --prompts with more"
-    elif eval_prompts < FEW_PROMPTS:
-        warning = f"; FEW: below {FEW_PROMPTS} only large effects can be found, so pass --prompts with more"
+    elif eval_prompts < FEW_EVAL_PROMPTS:
+        warning = f"; FEW: below {FEW_EVAL_PROMPTS} only large effects can be found, so pass --prompts with more"
     evaluation_reason = f"the evaluation uses {eval_prompts}"
     if test_split:
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
@@ -133,11 +133,11 @@ def choose_sizes(
         else f"{part} to monitor training and {part} to evaluate, of which {evaluation_reason}{warning}"
     )
     decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {prompt_count} prompts: {purpose}")
-    sft_batch = max(1, min(32, stage_data["sft"].row_count // 4)) if "sft" in stage_data else None
+    sft_batch = max(1, min(32, data_by_stage["sft"].row_count // 4)) if "sft" in data_by_stage else None
     sizes = {
         "prompt_length": prompt_length, "response_length": response_length, "text_length": text_length,
-        "eval_prompts": eval_prompts, "held_out_share": share, "trained_rows": trained_rows, "sft_batch": sft_batch,
-        **choose_batches(trained_rows, rollout, MAX_EPISODES),
+        "eval_prompts": eval_prompts, "held_out_share": share, "trained_rows": trained_count, "sft_batch": sft_batch,
+        **choose_batches(trained_count, rollout_size, MAX_EPISODES),
     }  # fmt: skip
     add_episodes(sizes, decisions)
     return sizes
@@ -161,22 +161,22 @@ def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "
     decisions.add("total_episodes", sizes["episodes"], "; ".join(parts))
 
 
-def choose_batches(trained_rows: int, rollout: int, max_episodes: int) -> dict[str, int]:
+def choose_batches(trained_count: int, rollout_size: int, max_episodes: int) -> dict[str, int]:
     """Chooses PPO's batch sizes, its number of episodes, and the interval between checkpoints.
 
     Args:
-        trained_rows: Number of prompt rows to train on.
-        rollout: Answers per update.
+        trained_count: Number of prompt rows to train on.
+        rollout_size: Answers per update.
         max_episodes: Maximum number of answers in the run.
 
     Returns:
         Name of a size in the templates -> size. `save_steps` counts updates.
     """
-    micro_batch = min(MAX_MICRO_BATCH, rollout)
-    updates = max(1, min(max_episodes, max(trained_rows, MIN_UPDATES * rollout)) // rollout)
+    micro_batch = min(MAX_MICRO_BATCH, rollout_size)
+    updates = max(1, min(max_episodes, max(trained_count, MIN_UPDATES * rollout_size)) // rollout_size)
     return {
-        "rollout": rollout, "micro_batch": micro_batch, "accumulation_steps": rollout // micro_batch,
-        "episodes": updates * rollout, "updates": updates, "save_steps": max(1, updates // 20),
+        "rollout": rollout_size, "micro_batch": micro_batch, "accumulation_steps": rollout_size // micro_batch,
+        "episodes": updates * rollout_size, "updates": updates, "save_steps": max(1, updates // 20),
     }  # fmt: skip
 
 
@@ -195,38 +195,38 @@ class _TokenCounter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._prompts: dict[str, int] = {}
-        self._texts: dict[str, int] = {}
+        self._prompt_counts: dict[str, int] = {}
+        self._text_counts: dict[str, int] = {}
 
     def count_prompt(self, prompt: Prompt) -> int:
         key = repr(prompt)
-        if key not in self._prompts:
-            self._prompts[key] = len(tokenize_prompt(prompt, self._tokenizer))
-        return self._prompts[key]
+        if key not in self._prompt_counts:
+            self._prompt_counts[key] = len(tokenize_prompt(prompt, self._tokenizer))
+        return self._prompt_counts[key]
 
     def count_text(self, text: Prompt) -> int:
         """Counts the tokens of a prompt with its answer."""
         key = repr(text)
-        if key not in self._texts:
-            self._texts[key] = len(tokenize_for_reward(text, self._tokenizer, ended=True))
-        return self._texts[key]
+        if key not in self._text_counts:
+            self._text_counts[key] = len(tokenize_for_reward(text, self._tokenizer, ended=True))
+        return self._text_counts[key]
 
 
 def _text_and_answer_lengths(
-    stage_data: Mapping[str, StageData], counter: _TokenCounter, is_chat: bool
+    data_by_stage: Mapping[str, StageData], counter: _TokenCounter, is_chat: bool
 ) -> tuple[list[int], list[int]]:
     """Returns sorted token counts of the texts for SFT and the reward model, and of the answers in these texts."""
     text_lengths, answer_lengths = [], []
-    for prompt, text in _prompts_and_texts(stage_data, is_chat):
+    for prompt, text in _prompts_and_texts(data_by_stage, is_chat):
         text_lengths.append(counter.count_text(text))
         if prompt is not None:
             answer_lengths.append(max(text_lengths[-1] - counter.count_prompt(prompt), 1))
     return sorted(text_lengths), sorted(answer_lengths)
 
 
-def _prompts_and_texts(stage_data: Mapping[str, StageData], is_chat: bool) -> Iterator[tuple[Any, Any]]:
+def _prompts_and_texts(data_by_stage: Mapping[str, StageData], is_chat: bool) -> Iterator[tuple[Any, Any]]:
     """Yields (prompt, prompt with answer) for each text or conversation; the prompt is None if it is not separate."""
-    for row in stage_data["sft"].rows if "sft" in stage_data else ():
+    for row in data_by_stage["sft"].rows if "sft" in data_by_stage else ():
         conversation = {**row, **as_turns(row)} if is_chat else row
         prompt = None
         if "messages" in conversation:
@@ -234,7 +234,7 @@ def _prompts_and_texts(stage_data: Mapping[str, StageData], is_chat: bool) -> It
         elif "completion" in conversation:
             prompt = conversation.get("prompt")
         yield prompt, sft_text(conversation, "text")
-    for row in stage_data["reward"].rows if "reward" in stage_data else ():
+    for row in data_by_stage["reward"].rows if "reward" in data_by_stage else ():
         turns = as_turns(row) if is_chat else row
         for side in ("chosen", "rejected"):
             yield turns["prompt"], append_completion(turns["prompt"], turns[side])

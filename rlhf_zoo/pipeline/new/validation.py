@@ -38,11 +38,11 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
     own_classes = STAGES[stage].load("arguments"), STAGES[stage].load("release")
     hints = {name: key.type_hint for name, key in declared.items()}
     # `coerce` takes any text for "Enum | str", because the trainers' configurations check it.
-    choices = {name: kind for name, hint in hints.items() if (kind := _enum_of(hint)) is not None}
-    hints |= choices
+    enums = {name: enum for name, hint in hints.items() if (enum := _enum_of(hint)) is not None}
+    hints |= enums
     for data_class in own_classes:
         hints |= type_hints(data_class)
-    resolved = convert_keys(
+    values = convert_keys(
         recipe.stages[stage],
         hints,
         str(recipe.yaml_file(stage)),
@@ -50,18 +50,19 @@ def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings
         refused_names=refused_keys(stage),
     )
     data, release = (
-        data_class(**{name: value for name, value in resolved.items() if name in type_hints(data_class)})
+        data_class(**{name: value for name, value in values.items() if name in type_hints(data_class)})
         for data_class in own_classes
     )
-    keys = SimpleNamespace(**{**model_defaults(), **defaults, **resolved})
-    vars(keys).update({name: kind(getattr(keys, name)) for name, kind in choices.items()})
+    # Has the attributes of trl's model configuration and of the trainer's, and stands for both below.
+    keys = SimpleNamespace(**{**model_defaults(), **defaults, **values})
+    vars(keys).update({name: enum(getattr(keys, name)) for name, enum in enums.items()})
     check_model(keys, stage, critic=getattr(keys, "critic", None))
     check_combinations(stage, data, keys, keys, release)
     if stage == "ppo":
         check_keys(keys, defaults)
         prompts = keys.per_device_train_batch_size * keys.gradient_accumulation_steps
         check_update(keys, prompts * keys.num_generations)
-    return StageSettings(stage, shared, data, keys, keys, release, resolved.get("save_total_limit"), resolved)
+    return StageSettings(stage, shared, data, keys, keys, release, values.get("save_total_limit"), values)
 
 
 def _enum_of(hint: Any) -> type[Enum] | None:

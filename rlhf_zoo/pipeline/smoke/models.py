@@ -82,19 +82,19 @@ def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
         ZooError: The family or a field is unknown.
     """
     changes = dict(keys)
-    name, by_name = changes.pop("family", None), families()
-    if name not in by_name:
-        suggestion = did_you_mean(str(name), by_name) or ""
+    name, families_by_name = changes.pop("family", None), families()
+    if name not in families_by_name:
+        suggestion = did_you_mean(str(name), families_by_name) or ""
         raise ZooError(
             f"The miniature of {subject} has the unknown family {name!r}{suggestion}: see recipes/families.yaml."
         )
-    unknown = changes.keys() - {entry.name for entry in fields(Family)}
-    if unknown:
-        raise ZooError(f"The miniature of {subject} has the unknown key {min(unknown)}: remove it.")
+    unknown_keys = changes.keys() - {entry.name for entry in fields(Family)}
+    if unknown_keys:
+        raise ZooError(f"The miniature of {subject} has the unknown key {min(unknown_keys)}: remove it.")
     template = changes.get("template")
     if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
         raise ZooError(f"The miniature of {subject} has the template {template!r:.200}: use the name of one of trl's.")
-    family = by_name[name]
+    family = families_by_name[name]
     return replace(family, **{**changes, "special": {**family.special, **changes.get("special", {})}})
 
 
@@ -171,14 +171,14 @@ def _make_model(family: Family) -> PreTrainedModel:
     token_names = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
     tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in token_names.items()}
     config = config_class(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
-    auto: Any = AutoModel if family.embedder else AutoModelForCausalLM
+    auto_class: Any = AutoModel if family.embedder else AutoModelForCausalLM
     if family.labels is not None:
-        auto = AutoModelForSequenceClassification
+        auto_class = AutoModelForSequenceClassification
         labels = ["LABEL_0"] if family.labels == 1 else list(family.labels)  # type: ignore[arg-type]
         config.id2label, config.label2id = dict(enumerate(labels)), {name: index for index, name in enumerate(labels)}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = auto.from_config(config, dtype=torch.float32)
+        model = auto_class.from_config(config, dtype=torch.float32)
     if family.stops and family.labels is None:
         model.generation_config.eos_token_id = [ids[token] for token in family.stops]
     return model
