@@ -14,8 +14,8 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.head_to_head import read_lines
 from rlhf_zoo.pipeline.experiments.baseline import default_betas
 from rlhf_zoo.pipeline.experiments.baseline_trainers import (
-    StartingPoint,
     TokenCounter,
+    TrainerSetup,
     dpo_arguments,
     ppo_reward,
     rloo_arguments,
@@ -77,10 +77,10 @@ def test_rloo_rejects_unsupported_rollouts(tmp_path: Path) -> None:
 
 def test_rloo_rejects_prompts_with_open_assistant_turn(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
-    start = StartingPoint(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
+    setup = TrainerSetup(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
     terms: Any = {"arguments": {}, "matrix_sizes": {}, "missing_eos": {}, "score_clip": None}
     with pytest.raises(ZooError, match=r"PPO continues that turn, but trl's RLOO would close it .* compare with dpo"):
-        train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
+        train_rloo(setup, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 
 
 def test_baselines_accept_own_learning_rate(tmp_path: Path) -> None:

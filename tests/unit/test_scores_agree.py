@@ -67,7 +67,7 @@ def test_judge_scores_conversations_as_conversations(tmp_path: Path, monkeypatch
     )
     monkeypatch.setattr(ensemble, "evaluation_rows", lambda *_, **__: Dataset.from_dict({"prompt": [ASKED]}))
     monkeypatch.setattr(ensemble, "stage_source", lambda *_: None)
-    texts, judge = ensemble._texts(run)  # type: ignore[arg-type]
+    texts, judge = ensemble._read_texts(run)  # type: ignore[arg-type]
     assert (judge, texts["ppo"].groups) == ("gold", [0])
     assert texts["ppo"].texts == [[*ASKED, {"role": "assistant", "content": "Fine."}]]
 

@@ -1,8 +1,8 @@
 """Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, DPO and RLOO.
 
-RUN/baseline/METHOD/ has the parts of a method: for best-of-n, the scores of the pool; for other methods, a directory
-for each seed (and β, if the method has one) with run.json and samples.jsonl. Baselines are measured like PPO in the
-eval stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
+RUN/baseline/METHOD/ has a method's results: for best-of-n, the scores of N samples per prompt; for other methods, a
+directory for each seed (and β, if the method has one) with run.json and samples.jsonl. Baselines are measured like PPO
+in the eval stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from ...runs.dataset import DataSource, stage_source, training_and_held_out_rows
 from ...runs.judge import evaluation_settings
 from ...runs.models import ParentCheckpoint
 from ...runs.record import first_difference
-from ...runs.settings.parse import stage_keys
+from ...runs.settings.declared import default_of
 from ..stages.evaluate import evaluation_prompts, identity_keys
 from ..stages.pairs import open_pairs, training_pairs
 from ..stages.train import silence_libraries
@@ -62,14 +62,14 @@ class FinishedRun:
         source: The run's data set.
         checkpoints: Stage -> the stage's chosen checkpoint.
         rows: The P held-out rows.
-        lines: "sft" or "ppo" -> the policy's entries in eval/samples.jsonl, P · samples of them, ordered by prompt.
+        policy_samples: "sft" or "ppo" -> its P · samples entries in eval/samples.jsonl, ordered by prompt.
     """
 
     context: RunContext
     source: DataSource
     checkpoints: Mapping[str, ParentCheckpoint]
     rows: Dataset
-    lines: Mapping[str, Sequence[Mapping[str, Any]]]
+    policy_samples: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @property
     def folder(self) -> Path:
@@ -90,11 +90,11 @@ class FinishedRun:
         """The evaluator, with the headline judge only."""
         return self._evaluator.with_only_headline_judge
 
-    def extra_metrics(self, texts: Sequence[str]) -> dict[str, Floats]:
+    def extra_metrics(self, completions: Sequence[str]) -> dict[str, Floats]:
         """Scores completions by rules other than the headline judge.
 
         Args:
-            texts: P · samples completions, ordered by prompt.
+            completions: P · samples texts, ordered by prompt.
 
         Returns:
             Name -> (P,) scores by each other rule and, if the headline judge checks answers, figures that combine all
@@ -103,13 +103,12 @@ class FinishedRun:
         _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
         figures: dict[str, Floats] = {}
         for judge in self._evaluator.panel.scoring_judges:
-            if isinstance(judge, RuleJudge) and judge.name != self.judge:
-                figures[judge.name] = average_by_prompt(
-                    score_completions(judge, prompts, texts, columns), self.samples_per_prompt
-                )
+            if isinstance(judge, RuleJudge) and judge.name != self.judge_name:
+                scores = score_completions(judge, prompts, completions, columns)
+                figures[judge.name] = average_by_prompt(scores, self.samples_per_prompt)
             elif isinstance(judge, RuleJudge) and is_answer_checker(judge):
                 figures |= check_answers(
-                    judge, prompts, texts, columns, samples_per_prompt=self.samples_per_prompt
+                    judge, prompts, completions, columns, samples_per_prompt=self.samples_per_prompt
                 ).joint_figures()
         return figures
 
@@ -125,7 +124,7 @@ class FinishedRun:
         return self.evaluator.rewards
 
     @property
-    def judge(self) -> str:
+    def judge_name(self) -> str:
         """Name of the headline judge."""
         return self.evaluator.judge.name
 
@@ -134,15 +133,15 @@ class FinishedRun:
         """Role -> number of parameters in matrices, for policy, reference and, if they exist, reward and critic."""
         policy = count_matmul_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
-        for model in self.rewards.models:
-            sizes["reward"] = sizes.get("reward", 0) + count_matmul_parameters(model.model)
-        critic = self.checkpoints["ppo"].path / CRITIC_DIR
-        if (critic / "config.json").is_file():
-            sizes["critic"] = count_matmul_parameters(critic_from(critic))
+        for reward_model in self.rewards.models:
+            sizes["reward"] = sizes.get("reward", 0) + count_matmul_parameters(reward_model.model)
+        critic_folder = self.checkpoints["ppo"].path / CRITIC_DIR
+        if (critic_folder / "config.json").is_file():
+            sizes["critic"] = count_matmul_parameters(critic_from(critic_folder))
         return sizes
 
     @cached_property
-    def prompt_tokens(self) -> float:
+    def mean_prompt_length(self) -> float:
         """Mean length of the held-out prompts, in tokens."""
         return self._mean_length(self.rows["prompt"])
 
@@ -150,7 +149,7 @@ class FinishedRun:
         return float(np.mean([len(tokenize_prompt(prompt, self.evaluator.tokenizer)) for prompt in prompts]))
 
     @cached_property
-    def reward_training(self) -> Compute:
+    def reward_training_compute(self) -> Compute:
         """Compute of training the reward model, which neither DPO nor more SFT needs; zero without a reward model."""
         if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
@@ -167,7 +166,7 @@ class FinishedRun:
         """Number of completions that PPO sampled in training.
 
         Raises:
-            ZooError: The metrics do not record it.
+            ZooError: The metrics do not record the number.
         """
         counts = [row["episodes"] for row in self.context.record("ppo").metrics() if row.get("episodes") is not None]
         if not counts:
@@ -178,12 +177,12 @@ class FinishedRun:
         return int(counts[-1])
 
     @property
-    def updates(self) -> int:
-        """Number of rollouts on which PPO was trained."""
+    def update_count(self) -> int:
+        """Number of PPO's updates, each of which trains on one rollout."""
         return int(self.context.record("ppo").metrics()[-1]["step"])
 
     @cached_property
-    def ppo_training(self) -> Compute:
+    def ppo_training_compute(self) -> Compute:
         """Compute of PPO's updates, from the completions, lengths and epochs in its metrics."""
         prompt_length = self._mean_length(self.load_prompts()["prompt"])
         episodes, completion_tokens, trained_tokens = 0.0, 0.0, 0.0
@@ -214,7 +213,7 @@ class FinishedRun:
         """Returns the settings that identify a part of a baseline, for run.json.
 
         Args:
-            **settings: The settings of the part itself. The evaluation and the starting models are added.
+            **settings: The part's own settings. PPO's reward, the evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
         parents = {stage: checkpoint for stage, checkpoint in self.checkpoints.items() if stage != "ppo"}
@@ -236,7 +235,7 @@ def default_betas(context: RunContext) -> list[float]:
     Args:
         context: The run. If its kl_coef is 0, PPO's default is used.
     """
-    kl_coef = context.settings("ppo").trainer.kl_coef or stage_keys("ppo")["kl_coef"][1]
+    kl_coef = context.settings("ppo").trainer.kl_coef or default_of("ppo", "kl_coef")
     return [kl_coef / 2, kl_coef, kl_coef * 2]
 
 
@@ -248,7 +247,7 @@ def open_finished_run(context: RunContext, method: Method) -> FinishedRun:
         method: The method that the run is compared with.
 
     Raises:
-        ZooError: The recipe lacks a stage, a stage is not finished, or a stage's settings contradict the flags.
+        ZooError: The recipe lacks a stage, or a stage is not finished or ran with settings other than this command's.
     """
     silence_libraries()
     recipe, stages = context.recipe, list(context.recipe.stages)

@@ -36,7 +36,7 @@ from ..run_recipe import run_stage
 from ..stages.merged import merged_model
 from .baseline import FOLDER, METHODS_WITH_BETA, FinishedRun, Method, TrainedMethod, default_betas
 from .baseline_trainers import (
-    StartingPoint,
+    TrainerSetup,
     dpo_arguments,
     rloo_arguments,
     rollout_sizes,
@@ -94,9 +94,9 @@ def _run_best_of_n(run: FinishedRun, pool_size: int, restart: bool) -> None:
     with open_part(run.context, run.folder / "best-of-n", settings, stage=FOLDER, restart=restart) as record:
         if record is not None:
             scored_indices = {row["step"] for row in record.metrics()}
-            remaining = [index for index in range(len(run.rows)) if index not in scored_indices]
-            for start in range(0, len(remaining), _PROMPTS_PER_WRITE):
-                _score_pools(run, remaining[start : start + _PROMPTS_PER_WRITE], pool_size, record)
+            indices = [index for index in range(len(run.rows)) if index not in scored_indices]
+            for start in range(0, len(indices), _PROMPTS_PER_WRITE):
+                _score_pools(run, indices[start : start + _PROMPTS_PER_WRITE], pool_size, record)
 
 
 def _score_pools(run: FinishedRun, indices: Sequence[int], pool_size: int, record: StageRecord) -> None:
@@ -168,8 +168,8 @@ def _trainer_arguments(run: FinishedRun, method: TrainedMethod, learning_rate: f
     elif method == "rloo":
         arguments = rloo_arguments(settings("ppo"), episodes=run.episodes, learning_rate=learning_rate)
     elif method == "rejection":
-        updates = run.updates
-        arguments = _rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
+        count = run.update_count
+        arguments = _rejection_arguments(settings("ppo"), settings("sft"), count, learning_rate=learning_rate)
     else:
         arguments = _longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
     return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text
@@ -195,7 +195,7 @@ def _train_by_sft(
     policy = load_causal(sft_run.checkpoint("sft").path)
     rows = training_and_held_out_rows(sft_run, "sft", stage_source(sft_run, "sft"))[0]
     tokens = count_trained_tokens(sft_run, rows, run.evaluator.tokenizer)
-    if method == "sft":  # half of the tokens equal the run's own SFT, which counts for no method
+    if method == "sft":  # half of the tokens are those of the run's own SFT, whose compute counts for no method
         return policy, sft_compute(run.matrix_sizes, trained_tokens=tokens / 2)
     counts = record.read()["sampled"]
     token_counts = {name: counts[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -214,15 +214,15 @@ def _train_by_trl(
     from trl import get_peft_config
 
     ppo = run.context.settings("ppo")
-    sft, label = run.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
-    tokenizer = load_tokenizer(sft)
+    sft_folder, label = run.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
+    tokenizer = load_tokenizer(sft_folder)
     switch_off_eos(tokenizer)  # otherwise trl would get prompts with an EOS from the tokenizer
-    start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
+    setup = TrainerSetup(sft_folder, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(start, run.load_pairs(), arguments=arguments, matrix_sizes=run.matrix_sizes)
+        return train_dpo(setup, run.load_pairs(), arguments=arguments, matrix_sizes=run.matrix_sizes)
     return train_rloo(
-        start,
+        setup,
         run.load_prompts(),
         run.rewards,
         arguments=arguments,
@@ -244,7 +244,7 @@ def _samples_to_jsonl(run: FinishedRun, measurements: PolicyMeasurements) -> str
     per_prompt = run.samples_per_prompt
     prompts = [display_text(prompt) for prompt in run.rows["prompt"] for _ in range(per_prompt)]
     return _to_jsonl(
-        {"prompt": prompt, "sample": index % per_prompt, **measurements.row(index, run.judge)}
+        {"prompt": prompt, "sample": index % per_prompt, **measurements.row(index, run.judge_name)}
         for index, prompt in enumerate(prompts)
     )
 
@@ -261,20 +261,20 @@ def _longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) ->
 
 
 def _rejection_arguments(
-    ppo: StageSettings, sft: StageSettings, *, updates: int, learning_rate: float | None
+    ppo: StageSettings, sft: StageSettings, update_count: int, *, learning_rate: float | None
 ) -> dict[str, Any]:
     """Returns flags of SFT that give it PPO's number of optimizer steps and minibatch size."""
     args = ppo.trainer
-    rollout, steps = rollout_sizes(args)
-    batch = rollout // steps
-    micro_batch = math.gcd(batch, sft.trainer.per_device_train_batch_size)
-    max_steps = updates * steps * args.num_ppo_epochs
+    rollout_size, steps_per_pass = rollout_sizes(args)
+    batch_size = rollout_size // steps_per_pass
+    micro_batch_size = math.gcd(batch_size, sft.trainer.per_device_train_batch_size)
+    max_steps = update_count * steps_per_pass * args.num_ppo_epochs
     return {
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
         "lr_scheduler_type": args.lr_scheduler_type,
         "warmup_steps": warmup_optimizer_steps(args),
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": batch // micro_batch,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": batch_size // micro_batch_size,
         "max_steps": max_steps,
         "save_strategy": "steps",
         "save_steps": max_steps,
@@ -295,7 +295,7 @@ def _rejection_arguments(
 def draw_samples(
     evaluator: Evaluator, prompts: Dataset, count: int, *, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Draws completions of the SFT policy, and keeps those that ended and whose reward exceeds the mean of all.
+    """Draws completions of the SFT policy, and keeps those that ended and have a reward above the mean reward.
 
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
@@ -312,7 +312,7 @@ def draw_samples(
     completions: list[tuple[Any, str]] = []
     rewards: list[float] = []
     ended: list[bool] = []
-    tokens = np.zeros(2, dtype=int)
+    prompt_tokens = completion_tokens = 0
     for start in range(0, count, _COMPLETIONS_PER_BATCH):
         indices = range(start, min(start + _COMPLETIONS_PER_BATCH, count))
         _, batch_prompts, columns = repeat_prompts(prompts.select([index % len(prompts) for index in indices]), 1)
@@ -324,22 +324,23 @@ def draw_samples(
             rewards += evaluator.score_batch(
                 batch, slice(offset, offset + len(batch)), batch_prompts, samples.texts, columns
             )
-            tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
+            prompt_tokens += int(batch.prompt_mask.sum())
+            completion_tokens += int(batch.mask.sum())
             offset += len(batch)
         completions += zip(batch_prompts, samples.texts, strict=True)
         ended += samples.ended
-    mean = float(np.mean(rewards))
+    mean_reward = float(np.mean(rewards))
     lines = [
         {"prompt": prompt, "completion": wrap_answer(prompt, text)}
         for (prompt, text), reward, has_ended in zip(completions, rewards, ended, strict=True)
-        if has_ended and reward > mean
+        if has_ended and reward > mean_reward
     ]
     if not lines:
         raise ZooError(
             f"Of {count} completions of the SFT policy {sum(ended)} ended, but none of these has a reward above the "
-            f"mean of all, {mean:g}, so there is nothing to learn from: check PPO's reward, or train SFT longer."
+            f"mean of all, {mean_reward:g}, so there is nothing to learn from: check PPO's reward, or train SFT longer."
         )
-    token_counts = {"prompt_tokens": int(tokens[0]), "completion_tokens": int(tokens[1])}
+    token_counts = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
     return lines, {"completions": count, "kept": len(lines), **token_counts}
 
 
@@ -348,7 +349,7 @@ def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any])
 
     Args:
         context: The run.
-        folder: Directory for the new run.
+        folder: The new run's directory.
         flags: Flags of SFT, which override the run's own.
 
     Returns:
@@ -370,9 +371,9 @@ def count_trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTo
     """
     args, checkpoint = run.settings("sft").trainer, run.record("sft").last_checkpoint()
     assert checkpoint is not None  # a finished stage has a checkpoint
-    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    row_count = checkpoint_step(checkpoint) * args.per_device_train_batch_size * args.gradient_accumulation_steps
     if args.packing:  # packing fills every row to max_length
-        return float(checkpoint_step(checkpoint) * batch * args.max_length)
+        return float(row_count * args.max_length)
     lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
     max_length = args.max_length or max(lengths)
-    return float(checkpoint_step(checkpoint) * batch * np.mean(np.minimum(lengths, max_length)))
+    return float(row_count * np.mean(np.minimum(lengths, max_length)))

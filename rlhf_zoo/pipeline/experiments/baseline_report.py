@@ -25,8 +25,8 @@ from .sweep import ABLATION
 _LABELS_WITHOUT_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on completions above the mean reward"}
 
 
-def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
-    """Returns PPO's point, averaged over seeds, and a point at each other β.
+def _ppo_points(run: FinishedRun, own_point: Point) -> tuple[Point, list[Point]]:
+    """Returns PPO's point, averaged over seeds (`own_point` is that of the run itself), and a point at each other β.
 
     Other seeds and β come from the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run
     only in β, seed or release. The compute of runs at another β is not counted, because they only show what PPO reaches
@@ -34,7 +34,7 @@ def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
     """
     directory, ppo_args = run.context.directory, run.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
-    by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(ppo, label=f"seed {ppo_args.seed}")
+    by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(own_point, label=f"seed {ppo_args.seed}")
     for folder in sorted((directory / ABLATION).glob("kl-coef-*")):
         if all(
             _differs_only_in((*ABLATION_KEYS, "seed"), folder / stage, directory / stage) for stage in ("ppo", "eval")
@@ -44,22 +44,21 @@ def _ppo_points(run: FinishedRun, ppo: Point) -> tuple[Point, list[Point]]:
             if beta == ppo_args.kl_coef and _release_rule(folder) != _release_rule(directory):
                 continue  # points of seeds are averaged only if the same rule chose the checkpoints
             lines = read_samples(folder / "eval" / "samples.jsonl", run.rows["prompt"], run.samples_per_prompt)
-            ppo_lines = [line["ppo"] for line in lines]
-            by_beta[beta].setdefault(seed, _point_of(run, f"seed {seed}", ppo_lines, Compute()))
-    points = {
-        beta: average_points(list(seeds.values()), label=f"PPO, β = {beta:g}")
-        if len(seeds) > 1
-        else next(iter(seeds.values()))
-        for beta, seeds in sorted(by_beta.items())
-    }
+            samples = [line["ppo"] for line in lines]
+            by_beta[beta].setdefault(seed, _policy_point(run, f"seed {seed}", samples, Compute()))
+    points = {}
+    for beta, by_seed in sorted(by_beta.items()):
+        seed_points, label = list(by_seed.values()), f"PPO, β = {beta:g}"
+        is_mean = len(seed_points) > 1
+        points[beta] = average_points(seed_points, label=label) if is_mean else replace(seed_points[0], label=label)
     mean = points.pop(ppo_args.kl_coef)
-    other_betas = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
-    return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), other_betas
+    mean = replace(mean, label=own_point.label, training=own_point.training, serving=own_point.serving)
+    return mean, list(points.values())
 
 
-def _release_rule(run: Path) -> str | None:
+def _release_rule(run_folder: Path) -> str | None:
     """Returns the release rule that chose the checkpoint that a run evaluated."""
-    return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
+    return (StageRecord(run_folder / "ppo").read().get("chosen") or {}).get("rule")
 
 
 def _differs_only_in(keys: Sequence[str], stage_folder: Path, base_folder: Path) -> bool:
@@ -77,40 +76,35 @@ def _differs_only_in(keys: Sequence[str], stage_folder: Path, base_folder: Path)
     return first_difference(*settings) is None
 
 
-def _point_of(run: FinishedRun, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
-    """Computes the point of a policy from its P · samples lines of samples.jsonl, ordered by prompt."""
-    samples = run.samples_per_prompt
-    scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
-    judge, win_rates = scores["judge"], {}
-    for side, opponent in run.lines.items():
+def _policy_point(run: FinishedRun, label: str, samples: Sequence[Mapping[str, Any]], training: Compute) -> Point:
+    """Computes the point of a policy from its P · samples_per_prompt entries of samples.jsonl, ordered by prompt."""
+    per_prompt = run.samples_per_prompt
+    figures = {name: _column(samples, name) for name in ("reward", "judge", "kl", "length")}
+    judge_scores, win_rates = figures["judge"], {}
+    for opponent, opponent_samples in run.policy_samples.items():
         # Samples that share a prompt and random numbers are compared: a win counts 1, a loss 0 and a tie one half.
-        win_rates[side] = average_by_prompt(
-            win_shares(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples
-        )
+        shares = win_shares(judge_scores[:, None], _column(opponent_samples, "judge")[:, None])[:, 0]
+        win_rates[opponent] = average_by_prompt(shares, per_prompt)
+    length = float(np.mean(figures["length"]))
     return Point(
         label,
-        kl=average_by_prompt(scores["kl"], samples),
-        reward=average_by_prompt(scores["reward"], samples),
-        judge=average_by_prompt(judge, samples),
-        n=len(judge),
+        kl=average_by_prompt(figures["kl"], per_prompt),
+        reward=average_by_prompt(figures["reward"], per_prompt),
+        judge=average_by_prompt(judge_scores, per_prompt),
+        n=len(judge_scores),
         wins=win_rates,
         training=training,
-        serving=best_of_n_compute(
-            run.matrix_sizes,
-            1,
-            prompt_tokens=run.prompt_tokens,
-            completion_tokens=float(np.mean(scores["length"])),
-        ),
-        extra_metrics=run.extra_metrics([line["completion"] for line in lines]),
+        serving=best_of_n_compute(run.matrix_sizes, 1, prompt_tokens=run.mean_prompt_length, completion_tokens=length),
+        extra_metrics=run.extra_metrics([line["completion"] for line in samples]),
         prompts=run.groups,
     )
 
 
-def _column(lines: Sequence[Mapping[str, Any]], name: str) -> Floats:
-    return np.array([line[name] for line in lines], dtype=float)
+def _column(samples: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    return np.array([sample[name] for sample in samples], dtype=float)
 
 
-def _points_of(run: FinishedRun, method: Method) -> list[Point]:
+def _method_points(run: FinishedRun, method: Method) -> list[Point]:
     """Returns a method's points, averaged over seeds, from finished parts with the run's current models and data."""
     if method == "best-of-n":
         return _best_of_n_points(run)
@@ -119,18 +113,17 @@ def _points_of(run: FinishedRun, method: Method) -> list[Point]:
         document = record.read()
         compute = Compute.from_json(document["compute"])
         if method in ("rloo", "rejection"):
-            compute = compute + run.reward_training
-        lines = read_lines(record.path / "samples.jsonl")
+            compute = compute + run.reward_training_compute
+        samples = read_lines(record.path / "samples.jsonl")
         settings = document.get("beta"), document["resolved"]["arguments"].get("learning_rate")
-        by_settings[settings].append(_point_of(run, f"seed {document['seed']}", lines, compute))
+        by_settings[settings].append(_policy_point(run, f"seed {document['seed']}", samples, compute))
     has_several_rates = len({rate for _, rate in by_settings}) > 1
     points = []
     for beta, rate in sorted(by_settings, key=lambda settings: (settings[0] or 0.0, settings[1] or 0.0)):
         label = _LABELS_WITHOUT_BETA[method] if beta is None else f"β = {beta:g}"
-        suffix = (
-            f", {'its own learning rate' if rate is None else f'learning rate {rate:g}'}" if has_several_rates else ""
-        )
-        points.append(average_points(by_settings[beta, rate], label=label + suffix))
+        if has_several_rates:
+            label += ", its own learning rate" if rate is None else f", learning rate {rate:g}"
+        points.append(average_points(by_settings[beta, rate], label=label))
     return points
 
 
@@ -148,36 +141,39 @@ def _finished_records(run: FinishedRun, folders: Sequence[Path]) -> Iterator[Sta
 
 def _read_pool(run: FinishedRun) -> dict[str, Floats] | None:
     """Returns reward, judge score and length of best-of-n's samples, (P, N) each; None if no samples were drawn."""
-    for record in _finished_records(run, [run.folder / "best-of-n"]):
-        rows = sorted(record.metrics(), key=lambda row: row["step"])
-        return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
-    return None
+    record = next(_finished_records(run, [run.folder / "best-of-n"]), None)
+    if record is None:
+        return None
+    rows = sorted(record.metrics(), key=lambda row: row["step"])
+    return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
 
 
 def _best_of_n_points(run: FinishedRun) -> list[Point]:
     pool = _read_pool(run)
     if pool is None:
         return []
-    rewards, judge = pool["reward"], pool["judge"]
+    rewards, judge_scores = pool["reward"], pool["judge"]
     n_values = [n for n in N_VALUES if n <= rewards.shape[1]]
     best_rewards = expected_best_of_n(rewards, n_values)
-    judge_scores = expected_best_of_n(rewards, n_values, judge=judge)
+    best_judge_scores = expected_best_of_n(rewards, n_values, judge=judge_scores)
     win_rates = {}
-    for side, opponent in run.lines.items():
-        opponent_scores = _column(opponent, "judge").reshape(-1, run.samples_per_prompt)
-        win_rates[side] = expected_best_of_n(rewards, n_values, judge=win_shares(judge, opponent_scores))
+    for opponent, samples in run.policy_samples.items():
+        shares = win_shares(judge_scores, _column(samples, "judge").reshape(-1, run.samples_per_prompt))
+        win_rates[opponent] = expected_best_of_n(rewards, n_values, judge=shares)
     length = float(pool["length"].mean())
     return [
         Point(
             f"n = {n}",
             kl=np.full(len(rewards), float(best_of_n_kl(n))),
             reward=best_rewards[index],
-            judge=judge_scores[index],
+            judge=best_judge_scores[index],
             n=rewards.size,
-            wins={side: values[index] for side, values in win_rates.items()},
+            wins={opponent: rates[index] for opponent, rates in win_rates.items()},
             kl_is_bound=True,
-            training=run.reward_training if n > 1 else Compute(),
-            serving=best_of_n_compute(run.matrix_sizes, n, prompt_tokens=run.prompt_tokens, completion_tokens=length),
+            training=run.reward_training_compute if n > 1 else Compute(),
+            serving=best_of_n_compute(
+                run.matrix_sizes, n, prompt_tokens=run.mean_prompt_length, completion_tokens=length
+            ),
             prompts=run.groups,
         )
         for index, n in enumerate(n_values)
@@ -197,18 +193,18 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
         The content of frontier.json.
     """
     context, seed, pool = run.context, run.context.shared.seed, _read_pool(run)
-    sft = _point_of(run, "SFT", run.lines["sft"], Compute())
-    ppo = _point_of(run, "PPO", run.lines["ppo"], run.ppo_training + run.reward_training)
-    ppo, other_betas = _ppo_points(run, ppo)
+    training = run.ppo_training_compute + run.reward_training_compute
+    sft = _policy_point(run, "SFT", run.policy_samples["sft"], Compute())
+    ppo, other_betas = _ppo_points(run, _policy_point(run, "PPO", run.policy_samples["ppo"], training))
     comparison = PPOComparison(sft, ppo, other_betas, seed, ppo.n if served is None else served)
-    methods = {name: points for name in METHODS if (points := _points_of(run, name))}
+    methods = {name: points for name in METHODS if (points := _method_points(run, name))}
     description = {
         "schema": 1,
         "recipe": context.recipe.name,
         "command": context.command,
         "evaluation": context.record("eval").read()["fingerprint"],
         "seed": seed,
-        "judge": run.judge,
+        "judge": run.judge_name,
         "prompts": count_distinct_prompts(run.rows["prompt"]),
         "rows": len(run.rows),
         "samples_per_prompt": run.samples_per_prompt,
@@ -237,9 +233,9 @@ def write_report(run: FinishedRun, method: Method, *, served: int | None) -> dic
     return frontier
 
 
-def _last_command(run: FinishedRun, method: Method, current: Method) -> str:
+def _last_command(run: FinishedRun, method: Method, current_method: Method) -> str:
     """Returns the command that last ran a method."""
-    if method == current:
+    if method == current_method:
         return run.context.command
     path = run.folder / method / "baseline.json"
     return str(read_json(path)["command"]) if path.is_file() else ""

@@ -46,11 +46,11 @@ _OPTIMIZER_KEYS = (
 
 
 @dataclass(frozen=True)
-class StartingPoint:
-    """The policy that a trainer starts from, and the options that DPO and RLOO share.
+class TrainerSetup:
+    """The SFT policy that a trainer setup. from, and the options that DPO and RLOO share.
 
     Attributes:
-        sft: Folder of the SFT policy.
+        sft_folder: Folder of the SFT policy.
         tokenizer: The policy's tokenizer.
         beta: Coefficient of the KL penalty.
         seed: Seed of the trainer.
@@ -59,7 +59,7 @@ class StartingPoint:
         peft_config: Configuration of the adapter to train; None trains all weights.
     """
 
-    sft: Path
+    sft_folder: Path
     tokenizer: PreTrainedTokenizerBase
     beta: float
     seed: int
@@ -77,14 +77,12 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
         learning_rate: The learning rate; None for PPO's.
     """
     args = reward.trainer
-    reward_values = {
-        name: getattr(args, name) for name in (*_OPTIMIZER_KEYS, "warmup_steps", "num_train_epochs", "max_steps")
-    }
+    keys = (
+        *_OPTIMIZER_KEYS, "warmup_steps", "num_train_epochs", "max_steps", "per_device_train_batch_size",
+        "gradient_accumulation_steps", "max_length",
+    )  # fmt: skip
     return {
-        **reward_values,
-        "per_device_train_batch_size": args.per_device_train_batch_size,
-        "gradient_accumulation_steps": args.gradient_accumulation_steps,
-        "max_length": args.max_length,
+        **{key: getattr(args, key) for key in keys},
         "learning_rate": ppo.trainer.learning_rate if learning_rate is None else learning_rate,
     }
 
@@ -106,24 +104,24 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
             "PPO truncates its completions (truncate_text or response_length_min), but RLOO cannot: compare with dpo "
             "or best-of-n."
         )
-    rollout, steps = rollout_sizes(args)
+    rollout_size, steps_per_pass = rollout_sizes(args)
     group_size = args.num_generations if args.num_generations > 1 else GENERATIONS
-    if rollout % group_size:
+    if rollout_size % group_size:
         raise ZooError(
-            f"RLOO compares {group_size} completions of a prompt, but a rollout has {rollout}, not a multiple: "
+            f"RLOO compares {group_size} completions of a prompt, but a rollout has {rollout_size}, not a multiple: "
             "change per_device_train_batch_size of the stage ppo."
         )
-    micro_batch = math.gcd(rollout // steps, args.per_device_train_batch_size)
-    micro_batches = rollout // micro_batch
+    micro_batch_size = math.gcd(rollout_size // steps_per_pass, args.per_device_train_batch_size)
+    micro_batch_count = rollout_size // micro_batch_size
     return {
         **{name: getattr(args, name) for name in _OPTIMIZER_KEYS},
         "warmup_steps": warmup_optimizer_steps(args),
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": micro_batches // steps,
-        "steps_per_generation": micro_batches,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": micro_batch_count // steps_per_pass,
+        "steps_per_generation": micro_batch_count,
         "num_generations": group_size,
         "num_iterations": args.num_ppo_epochs,
-        "max_steps": math.ceil(episodes / rollout) * steps * args.num_ppo_epochs,
+        "max_steps": math.ceil(episodes / rollout_size) * steps_per_pass * args.num_ppo_epochs,
         "max_completion_length": args.response_length,
         "temperature": args.temperature,
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
@@ -131,15 +129,15 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def rollout_sizes(args: Any) -> tuple[int, int]:
-    """Returns the completions in a rollout of PPO, and the optimizer steps in a pass over it for a baseline.
+    """Returns the number of completions in a rollout of PPO, and of a baseline's optimizer steps in a pass over it.
 
     If num_mini_batches does not divide the rollout, a pass is a single step.
 
     Args:
         args: A PPOConfig.
     """
-    rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
-    return rollout, args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
+    rollout_size = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
+    return rollout_size, args.num_mini_batches if rollout_size % args.num_mini_batches == 0 else 1
 
 
 def warmup_optimizer_steps(args: Any) -> float:
@@ -148,17 +146,17 @@ def warmup_optimizer_steps(args: Any) -> float:
     Args:
         args: A PPOConfig.
     """
-    steps = rollout_sizes(args)[1]
-    return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs)
+    steps_per_update = rollout_sizes(args)[1] * args.num_ppo_epochs
+    return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps_per_update)
 
 
 def train_dpo(
-    start: StartingPoint, pairs: Dataset, *, arguments: Mapping[str, Any], matrix_sizes: Mapping[str, int]
+    setup: TrainerSetup, pairs: Dataset, *, arguments: Mapping[str, Any], matrix_sizes: Mapping[str, int]
 ) -> tuple[PreTrainedModel, Compute]:
     """Trains a policy by DPO.
 
     Args:
-        start: The policy to start from, and shared options.
+        setup: The policy to setup.from, and shared options.
         pairs: Rows of prompt, chosen and rejected.
         arguments: Fields of DPOConfig.
         matrix_sizes: Role -> number of parameters in matrices.
@@ -168,10 +166,10 @@ def train_dpo(
     """
     from trl import DPOConfig, DPOTrainer
 
-    rows = remove_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
+    rows = remove_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), setup.tokenizer)
     if any(map(has_answer_prefix, rows["prompt"])):
         rows = Dataset.from_list([_move_prefix_to_answers(row) for row in rows])
-    trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
+    trainer, policy = _train(setup, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side includes the prompt
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(matrix_sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
@@ -183,7 +181,7 @@ def _move_prefix_to_answers(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_rloo(
-    start: StartingPoint,
+    setup: TrainerSetup,
     prompts: Dataset,
     rewards: Rewards,
     *,
@@ -195,7 +193,7 @@ def train_rloo(
     """Trains a policy by RLOO.
 
     Args:
-        start: The policy to start from, and shared options.
+        setup: The policy to setup.from, and shared options.
         prompts: Rows of prompts, with the columns that reward functions read.
         rewards: PPO's reward.
         arguments: Fields of RLOOConfig.
@@ -216,15 +214,17 @@ def train_rloo(
             "Some prompts end in the assistant's turn. PPO continues that turn, but trl's RLOO would close it and open "
             "another: compare with dpo or best-of-n."
         )
-    prompts = remove_second_bos(prompts, start.tokenizer)
+    prompts = remove_second_bos(prompts, setup.tokenizer)
     prompts = prompts.remove_columns(withheld_columns(prompts.column_names))
     counter = TokenCounter()
-    reward = ppo_reward(rewards, start.tokenizer, counter, missing_eos=missing_eos, score_clip=score_clip)
+    reward = ppo_reward(rewards, setup.tokenizer, counter, missing_eos=missing_eos, score_clip=score_clip)
     _, policy = _train(
-        start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=reward
+        setup, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=reward
     )
+    # At β = 0, trl computes no KL and runs no reference.
+    roles = [role for role in matrix_sizes if role != "reference" or setup.beta > 0]
     compute = rloo_compute(
-        matrix_sizes if start.beta > 0 else {role: matrix_sizes[role] for role in matrix_sizes if role != "reference"},
+        {role: matrix_sizes[role] for role in roles},
         prompt_tokens=counter.prompt_tokens,
         completion_tokens=counter.completion_tokens,
         iterations=arguments["num_iterations"],
@@ -233,7 +233,7 @@ def train_rloo(
 
 
 def _train(
-    start: StartingPoint,
+    setup: TrainerSetup,
     trainer_class: Any,
     config_class: Any,
     rows: Dataset,
@@ -242,9 +242,9 @@ def _train(
 ) -> tuple[Any, PreTrainedModel]:
     """Trains with one of trl's trainers. Returns the trainer and the policy."""
     with tempfile.TemporaryDirectory() as scratch_folder:
-        sft = _path_for_trl(start.sft, Path(scratch_folder) / "start")
+        sft_folder = _path_for_trl(setup.sft_folder, Path(scratch_folder) / "sft")
         trainer = trainer_class(
-            model=load_causal(sft),
+            model=load_causal(sft_folder),
             args=config_class(
                 output_dir=scratch_folder,
                 save_strategy="no",
@@ -252,19 +252,19 @@ def _train(
                 disable_tqdm=True,
                 gradient_checkpointing=False,
                 logging_steps=5,
-                beta=start.beta,
-                seed=start.seed,
+                beta=setup.beta,
+                seed=setup.seed,
                 **arguments,
             ),
             train_dataset=rows,
-            processing_class=start.tokenizer,
-            callbacks=[ProgressCallback(start.record, start.desc)],
-            peft_config=start.peft_config,
+            processing_class=setup.tokenizer,
+            callbacks=[ProgressCallback(setup.record, setup.desc)],
+            peft_config=setup.peft_config,
             **trainer_options,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        return trainer, _unwrapped_policy(trainer, sft)
+        return trainer, _unwrapped_policy(trainer, sft_folder)
 
 
 def _path_for_trl(path: Path, target: Path) -> Path:
@@ -275,12 +275,12 @@ def _path_for_trl(path: Path, target: Path) -> Path:
     return target
 
 
-def _unwrapped_policy(trainer: Any, sft: Path) -> PreTrainedModel:
+def _unwrapped_policy(trainer: Any, sft_folder: Path) -> PreTrainedModel:
     """Returns a new model with the trained weights, without the wrappers of trl and accelerate."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
         policy = policy.merge_and_unload()
-    model = load_causal(sft)
+    model = load_causal(sft_folder)
     model.load_state_dict(policy.state_dict())
     return model.eval()
 

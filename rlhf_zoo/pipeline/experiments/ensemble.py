@@ -97,9 +97,9 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     first_seed = run.settings("reward").trainer.seed
     runs = [run]
     for seed in range(first_seed + 1, first_seed + count):
-        runs.append(run_with_seed(run, seed))
-        seed_run = replace(runs[-1], restart=context.restart)
-        run_recipe.run_stages(seed_run, ["reward"], console, note=f", seed {seed}")
+        seed_run = run_with_seed(run, seed)
+        run_recipe.run_stages(replace(seed_run, restart=context.restart), ["reward"], console, note=f", seed {seed}")
+        runs.append(seed_run)
     return runs
 
 
@@ -113,11 +113,11 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
         The content of overview.json.
 
     Raises:
-        ZooError: The evaluation belongs to another run, or a model gives all completions the same score.
+        ZooError: The evaluation has another SFT policy or cannot be read, or a model gives all completions one score.
     """
     first_run = runs[0]
-    texts, judge_name = _texts(first_run)
-    ensemble_scores, split = _score(runs, texts)
+    texts_by_side, judge_name = _read_texts(first_run)
+    ensemble_scores, split = _score_pairs_and_texts(runs, texts_by_side)
     records = [run.record("reward") for run in runs]
     for record, scores in zip(records, ensemble_scores.raw_scores["sft"], strict=True):
         if scores.std() == 0:
@@ -138,7 +138,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     }
 
 
-def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
+def _read_texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
     """Returns completions of SFT and, if the run was evaluated, of PPO; and the judge's name, or None."""
     sft, record = run.checkpoint("sft"), run.record("eval")
     document = record.read()
@@ -160,8 +160,8 @@ def _texts(run: RunContext) -> tuple[dict[str, PolicyTexts], str | None]:
         row_groups = group_rows(held_out, run.shared.evaluation.group)
         prompts = [prompt for prompt in held_out["prompt"] for _ in range(per_prompt)]
         groups = [group for group in row_groups for _ in range(per_prompt)]
-        texts = {side: _texts_of_side(rows, prompts, groups, side) for side in ("sft", "ppo")}
-        return texts, evaluation["judge"]["name"]
+        texts_by_side = {side: _texts_of_side(rows, prompts, groups, side) for side in ("sft", "ppo")}
+        return texts_by_side, evaluation["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ZooError(f"{path} cannot be read ({error!r}): {fix}") from error
 
@@ -179,26 +179,28 @@ def _texts_of_side(
     )
 
 
-def _score(runs: Sequence[RunContext], texts: Mapping[str, PolicyTexts]) -> tuple[EnsembleScores, str]:
+def _score_pairs_and_texts(
+    runs: Sequence[RunContext], texts_by_side: Mapping[str, PolicyTexts]
+) -> tuple[EnsembleScores, str]:
     """Returns each model's scores of the held-out pairs and of the texts, and the name of the pairs' split."""
     owner, source = open_pairs(runs[0])
     held_out = held_out_pairs(owner, source)
     assert held_out is not None  # `check` refuses such a recipe
     pairs, split = held_out
     margins = []
-    scores_by_side: dict[str, list[list[float]]] = {side: [] for side in texts}
+    scores_by_side: dict[str, list[list[float]]] = {side: [] for side in texts_by_side}
     for run in runs:  # run by run, so that only one model is in memory at a time
         path, use_cpu = run.checkpoint("reward").path, run.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
         model = move_to_best_device(load_classifier(path), use_cpu=use_cpu)
         reward_model = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
-        scores = score_pairs(reward_model, pairs)
-        margins.append(np.subtract(scores["chosen"], scores["rejected"]))
-        for side, completions in texts.items():
-            scores_by_side[side].append(reward_model.score_texts(completions.texts, ended=completions.ended).tolist())
+        pair_scores = score_pairs(reward_model, pairs)
+        margins.append(np.subtract(pair_scores["chosen"], pair_scores["rejected"]))
+        for side, policy in texts_by_side.items():
+            scores_by_side[side].append(reward_model.score_texts(policy.texts, ended=policy.ended).tolist())
     pair_groups = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
     raw_scores = {side: np.array(scores) for side, scores in scores_by_side.items()}
-    return EnsembleScores(np.array(margins), pair_groups, raw_scores, texts, runs[0].shared.seed), split
+    return EnsembleScores(np.array(margins), pair_groups, raw_scores, texts_by_side, runs[0].shared.seed), split
 
 
 def write_overview(run: Path, document: Mapping[str, Any]) -> Path:

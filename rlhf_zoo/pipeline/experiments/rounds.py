@@ -1,4 +1,4 @@
-"""Trains a recipe in further rounds: each labels samples of the last PPO policy, and trains a reward model and PPO."""
+"""Trains a recipe in rounds. Each labels samples of the previous PPO policy, and trains a reward model and PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -121,18 +121,18 @@ def run_rounds(
     runs = [context]
     for number in range(2, round_count + 1):
         console.rule(f"[bold]round {number}")
-        current = round_run(context, number, labeler, runs[-1].checkpoint("ppo"))
+        run = round_run(context, number, labeler, runs[-1].checkpoint("ppo"))
         count = pair_count or context.settings("reward").data.simulated_pairs or DEFAULT_PAIRS
-        document = make_pairs(current, runs[-1], count=count)
+        pair_counts = make_pairs(run, runs[-1], count=count)
         console.print(
-            f"{document['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
-            f"{document['old']} older pairs.",
+            f"{pair_counts['new']} new pairs of samples of round {number - 1}, labeled by {labeler}, and "
+            f"{pair_counts['old']} older pairs.",
             highlight=False,
         )
-        write_round_file(current)
-        with open_publisher(current) as publisher:
-            run_recipe.run(current, console, publisher)
-        runs.append(current)
+        write_round_file(run)
+        with open_publisher(run) as publisher:
+            run_recipe.run(run, console, publisher)
+        runs.append(run)
     return runs
 
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: File in the directory of each variant, of an ablation or a sweep, with the variant's name and its run.
+#: File in the directory of each variant of an ablation or a sweep. It names the variant and the run that it varies.
 VARIANT_FILE = "ablation.json"
 #: Number of held-out prompts whose completions the tables show.
 SHOWN_PROMPTS = 4
@@ -165,10 +166,10 @@ def make_variants(
         for values in itertools.product(*grid.values())
         for offset in range(seed_count)
     ]
-    names = [variant.name for variant in variants]
-    if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
+    counts = Counter(variant.name for variant in variants)
+    if duplicates := [name for name, count in counts.items() if count > 1]:
         raise ZooError(
-            f"Two runs would both be called {duplicate}: choose values that differ in letters, digits or periods."
+            f"Two runs would both be called {duplicates[0]}: choose values that differ in letters, digits or periods."
         )
     return variants
 
@@ -254,7 +255,7 @@ def open_part(
         ZooError: The directory has a part with different settings.
         Stopped: The part was interrupted.
     """
-    record, started = StageRecord(folder), time.monotonic()
+    record, start_time = StageRecord(folder), time.monotonic()
     if restart:
         record.clear()
     recipe = context.recipe.name
@@ -268,9 +269,9 @@ def open_part(
     try:
         yield record
     except KeyboardInterrupt as error:
-        record.write(status="interrupted", seconds=seconds_before + time.monotonic() - started)
+        record.write(status="interrupted", seconds=seconds_before + time.monotonic() - start_time)
         raise Stopped from error
-    record.write(status="finished", seconds=seconds_before + time.monotonic() - started, finished=now())
+    record.write(status="finished", seconds=seconds_before + time.monotonic() - start_time, finished=now())
 
 
 # Results
@@ -287,8 +288,8 @@ class Outcome:
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
-        judgment: `step` of the evaluated checkpoint, the `verdict` on it (None without one), and the families of probes
-            that `fired`; `at_last`, the same of the last checkpoint, or None if that is the evaluated one.
+        judgment: {step, verdict, fired, at_last} of the evaluated checkpoint: its step, the verdict or None, the
+            families of probes that fired, and the first three of the last checkpoint, or None if it is the same one.
     """
 
     variant: Variant
