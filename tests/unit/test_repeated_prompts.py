@@ -17,7 +17,7 @@ from rlhf_zoo.evaluation.stats import bootstrap_mean, mean_share
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
 from rlhf_zoo.pipeline.inspect.doctor import examine
-from rlhf_zoo.pipeline.new.data import inspect_data, make_stage_data
+from rlhf_zoo.pipeline.new.data import InspectedData, StageData, inspect_data, make_stage_data
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.runs.context import RunContext
@@ -146,3 +146,12 @@ def test_new_recipe_counts_distinct_prompts(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = make_stage_data(inspect_data(str(tmp_path)), "prompts")
     assert found is not None and (found.row_count, found.prompt_count, found.test_prompt_count) == (469, 469, 14)
+
+
+@pytest.mark.parametrize(
+    ("row_count", "prompt_count", "text"),
+    [(469, 14, "14"), (5000, 14, "at least 14"), (20_000, 14, "at least 14"), (20_000, 20_000, "20,000")],
+)
+def test_prompt_count_of_partly_read_rows_is_lower_bound(row_count: int, prompt_count: int, text: str) -> None:
+    data = StageData(InspectedData("data", None, []), {}, row_count, [], prompt_count)
+    assert data.prompt_count_text == text

@@ -86,9 +86,9 @@ class StageData:
         keys: Keys for the stage's YAML file.
         row_count: The number of rows to train on; a lower bound if it equals `MAX_COUNTED`.
         rows: The first rows, converted to the columns that the stage reads.
-        prompt_count: For PPO the number of distinct prompts; for other stages the number of rows.
-        test_prompt_count: For PPO the number of distinct prompts in the test split; None for other stages, or without
-            a test split.
+        prompt_count: For PPO the number of distinct prompts, among at most `MAX_COUNTED` rows if prompts repeat; for
+            other stages the number of rows.
+        test_prompt_count: The same count for PPO's test split; None for other stages, or without a test split.
     """
 
     data_set: InspectedData
@@ -97,6 +97,11 @@ class StageData:
     rows: Sequence[Mapping[str, Any]]
     prompt_count: int
     test_prompt_count: int | None = None
+
+    @property
+    def prompt_count_text(self) -> str:
+        """The prompt count, as a lower bound unless all rows were read or none repeats a prompt."""
+        return f"{'at least ' if self.prompt_count <= MAX_COUNTED <= self.row_count else ''}{self.prompt_count:,}"
 
     @property
     def is_plain_text(self) -> bool:
@@ -182,9 +187,7 @@ def make_stage_data(data: InspectedData, form: Form, user_columns: Mapping[str, 
         if columns is None:
             continue
         try:
-            formatted_rows = convert_rows(
-                rows, form, columns=columns, as_chat=False, subject=f"The data set {data.name}"
-            )
+            stage_rows = convert_rows(rows, form, columns=columns, as_chat=False, subject=f"The data set {data.name}")
         except ZooError as error:
             form_error = error
             continue
@@ -197,10 +200,10 @@ def make_stage_data(data: InspectedData, form: Form, user_columns: Mapping[str, 
         }
         count = subset.row_counts[train_split]
         if form != "prompts":
-            return StageData(data, keys, count, list(formatted_rows), prompt_count=count)
+            return StageData(data, keys, count, list(stage_rows), prompt_count=count)
         prompt_count = _count_prompts(subset, train_split, columns, data.name)
         test_prompt_count = None if test_split is None else _count_prompts(subset, test_split, columns, data.name)
-        return StageData(data, keys, count, list(formatted_rows), prompt_count, test_prompt_count)
+        return StageData(data, keys, count, list(stage_rows), prompt_count, test_prompt_count)
     if form_error is not None:
         raise form_error
     return None

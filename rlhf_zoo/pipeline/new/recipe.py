@@ -93,7 +93,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         split = data.keys["dataset_train_split"]
         location = ":".join(filter(None, (data.data_set.name, data.keys["dataset_config"], split)))
         at_least = "at least " if data.row_count == MAX_COUNTED else ""
-        prompt_note = "" if data.prompt_count == data.row_count else f" of {data.prompt_count:,} different prompts"
+        prompt_note = "" if data.prompt_count == data.row_count else f" of {data.prompt_count_text} different prompts"
         reason = f"{at_least}{data.row_count:,} rows{prompt_note}{f', {columns}' if columns else ''}"
         decisions.add(f"data of {stage}", location, reason)
     if is_chat:

@@ -13,7 +13,7 @@ from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_pr
 from ...modeling.chat_template import Prompt
 from ...modeling.prompt_keys import prompt_key
 from ...runs.data.layout import as_turns, sft_text
-from .data import MAX_COUNTED, StageData
+from .data import StageData
 from .model import ModelFacts
 
 #: Upper bounds for evaluation prompts, episodes of PPO, tokens per answer, and tokens per training text.
@@ -126,13 +126,13 @@ def choose_sizes(
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
     # `split_by_prompt` holds out two parts of this size before it leaves out prompts that are too long.
     part = math.ceil(share * ppo.prompt_count)
-    prompt_count = f"{'at least ' if ppo.row_count == MAX_COUNTED else ''}{ppo.prompt_count}"
     purpose = (
         "all to monitor training"
         if test_split
         else f"{part} to monitor training and {part} to evaluate, of which {evaluation_reason}{warning}"
     )
-    decisions.add("held_out_share", share, f"no stage trains on {2 * part} of {prompt_count} prompts: {purpose}")
+    held_out_reason = f"no stage trains on {2 * part} of {ppo.prompt_count_text} prompts: {purpose}"
+    decisions.add("held_out_share", share, held_out_reason)
     sft_batch = max(1, min(32, data_by_stage["sft"].row_count // 4)) if "sft" in data_by_stage else None
     sizes = {
         "prompt_length": prompt_length, "response_length": response_length, "text_length": text_length,

@@ -225,12 +225,7 @@ def update_memory(
 
 
 def training_memory(
-    model: ModelMemory,
-    training_pass: TrainingPass,
-    *,
-    head_bytes: float,
-    accumulates: bool,
-    exchange_bytes: float = 0,
+    model: ModelMemory, training_pass: TrainingPass, *, head_bytes: float, accumulates: bool, exchange_bytes: float = 0
 ) -> PhaseMemory:
     """Returns the peak of a training step of SFT or of the reward model.
 

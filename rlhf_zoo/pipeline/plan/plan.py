@@ -242,9 +242,8 @@ def smallest_change(
         prefixes = (rounding_changes[: count + 1] for count in range(len(rounding_changes)))
         rounding_groups = [*map(list, combinations(rounding_changes, 2)), *prefixes]
     mixed_groups = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
-    rounding_singles, training_singles = (
-        [[change] for change in changes] for changes in (rounding_changes, training_changes)
-    )
+    rounding_singles = [[change] for change in rounding_changes]
+    training_singles = [[change] for change in training_changes]
     for candidates in (rounding_singles, rounding_groups, training_singles, mixed_groups):
         combination = next((changes for changes in candidates if try_changes(changes) is not None), None)
         if combination is None:

@@ -40,14 +40,7 @@ from ...runs.checkpoint_choice import choice_of_verdict
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
 from ...runs.context import Publisher, RunContext, stages_to_train
 from ...runs.data.overlap import drop_question_column
-from ...runs.dataset import (
-    DataSource,
-    evaluation_location,
-    evaluation_rows,
-    labeled_rows,
-    own_pairs,
-    stage_source,
-)
+from ...runs.dataset import DataSource, evaluation_location, evaluation_rows, labeled_rows, own_pairs, stage_source
 from ...runs.judge import check_same_labels, evaluation_settings, with_trained_keys
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
