@@ -56,15 +56,15 @@ def decode_after(
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collection[int]) -> str:
     if not keep:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
-    skipped = special_ids(tokenizer) - set(keep)
-    return str(tokenizer.decode([token for token in ids if token not in skipped], skip_special_tokens=False))
+    skipped_ids = special_ids(tokenizer) - set(keep)
+    return str(tokenizer.decode([token for token in ids if token not in skipped_ids], skip_special_tokens=False))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Returns the ids of the tokens that decoding skips."""
     # A tokenizer may mark further tokens as special, besides named tokens such as EOS and PAD.
-    added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
+    added_tokens: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added_tokens.items() if token.special)}
 
 
 def encode_after(
@@ -132,13 +132,13 @@ class IncrementalDetokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
-        self._special = set(tokenizer.all_special_ids)
+        self._special_ids = set(tokenizer.all_special_ids)
         # Each token is decoded after the tokens of the last piece, which begin at _start, so that the time per token is
-        # the same in long texts. The first _emitted characters of the decoded text are already in pieces.
+        # the same in long texts. The first _emitted_length characters of the decoded text are already in pieces.
         self._tokens = self._prompt[-_PROMPT_TOKENS_KEPT:]
         self._start, self._next_start = 0, len(self._tokens)
-        self._emitted = len(self._decode(0)) if self._tokens else 0
-        self._visible: list[str] = []
+        self._emitted_length = len(self._decode(0)) if self._tokens else 0
+        self._visible_pieces: list[str] = []
         self.ids: list[int] = []
         self.by_token: list[str] = []
 
@@ -152,14 +152,14 @@ class IncrementalDetokenizer:
         self._tokens.append(token)
         decoded = self._decode(self._start)
         incomplete = min(len(decoded) - len(decoded.rstrip(_REPLACEMENT)), _MAX_INCOMPLETE)
-        piece = decoded[self._emitted : len(decoded) - incomplete]
+        piece = decoded[self._emitted_length : len(decoded) - incomplete]
         self.by_token.append(piece)
-        self._visible.append("" if token in self._special else piece)
+        self._visible_pieces.append("" if token in self._special_ids else piece)
         if incomplete:
-            self._emitted = max(self._emitted, len(decoded) - incomplete)
+            self._emitted_length = max(self._emitted_length, len(decoded) - incomplete)
         else:
             self._start, self._next_start = self._next_start, len(self._tokens)
-            self._emitted = len(self._decode(self._start))
+            self._emitted_length = len(self._decode(self._start))
 
     def finish(self) -> str:
         """Completes the last token's piece, which gets any bytes that form no character.
@@ -168,13 +168,13 @@ class IncrementalDetokenizer:
             The complete text after the prompt, without special tokens.
         """
         if self.ids:
-            self.by_token[-1] += self._decode(self._start)[self._emitted :]
+            self.by_token[-1] += self._decode(self._start)[self._emitted_length :]
         return decode_after(self._tokenizer, self._prompt, self.ids)
 
     @property
     def text(self) -> str:
         """The text of all complete characters so far, without special tokens."""
-        return "".join(self._visible)
+        return "".join(self._visible_pieces)
 
     def _decode(self, start: int) -> str:
         return str(self._tokenizer.decode(self._tokens[start:]))

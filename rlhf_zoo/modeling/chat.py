@@ -376,8 +376,8 @@ def _tokenize_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokeniz
         ids = tokenize_text(prompt + completion, tokenizer)
     else:
         completion = completion if has_answer_prefix(prompt) else template_space(tokenizer) + completion
-        rendered = render_text(prompt, tokenizer, **_prompt_options(prompt)) + completion
-        ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        text = render_text(prompt, tokenizer, **_prompt_options(prompt)) + completion
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return prompt_ids, encode_after(tokenizer, prompt_ids, ids, completion)
 
 

@@ -258,10 +258,10 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         text = render_text(_PLACEHOLDER_TURNS, tokenizer)
     except ZooError:  # the template does not accept this conversation
         return
-    _, placeholder, after = text.rpartition(_PLACEHOLDER)
+    _, placeholder, text_after = text.rpartition(_PLACEHOLDER)
     if not placeholder:
         return
-    if _first_special_token(after, tokenizer) is None:
+    if _first_special_token(text_after, tokenizer) is None:
         raise ZooError(
             "The chat template does not end an answer with a special token, so SFT would not teach the model to stop: "
             "set chat_template_path to one that does, such as this template with {{ eos_token }} after each answer; "
@@ -269,14 +269,14 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         )
     if not assistant_only:
         return
-    encoded = _apply_template(
+    encoding = _apply_template(
         _PLACEHOLDER_TURNS, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
     )
-    ids, in_loss = encoded["input_ids"], encoded["assistant_masks"]
-    start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
+    ids, loss_mask = encoding["input_ids"], encoding["assistant_masks"]
+    start = len(ids) - len(tokenizer(text_after, add_special_tokens=False)["input_ids"])
     special = special_ids(tokenizer)
     end = next((position for position in range(start, len(ids)) if ids[position] in special), None)
-    if 1 in in_loss and end is not None and not in_loss[end]:
+    if 1 in loss_mask and end is not None and not loss_mask[end]:
         raise ZooError(
             f"assistant_only_loss trains only on the template's {{% generation %}} blocks, but the token that ends "
             f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside them: move it inside."

@@ -32,11 +32,11 @@ def process_count() -> int:
     return launched_count() if _joined else 1
 
 
-def check_can_shard(process_count: int, optim: str) -> None:
+def check_can_shard(num_processes: int, optim: str) -> None:
     """Checks that fsdp2 can shard the weights.
 
     Args:
-        process_count: The number of processes.
+        num_processes: The number of processes.
         optim: transformers' name of the optimizer.
 
     Raises:
@@ -46,7 +46,7 @@ def check_can_shard(process_count: int, optim: str) -> None:
         raise ZooError(
             f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}."
         )
-    if process_count == 1:
+    if num_processes == 1:
         raise ZooError(
             "fsdp2 shards weights over several processes, but there is only one: start more with accelerate launch, or "
             "remove fsdp2."
@@ -142,7 +142,7 @@ def gather_in_order(results: Mapping[int, Any]) -> list[Any]:
     Returns:
         The results of all processes, in order of batch number.
     """
-    by_number = {number: result for gathered in gather(dict(results)) for number, result in gathered.items()}
+    by_number = {number: result for part in gather(dict(results)) for number, result in part.items()}
     return [by_number[number] for number in sorted(by_number)]
 
 

@@ -116,7 +116,7 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
         model = AutoModelForCausalLM.from_pretrained(file.parent, **with_plain_weights(options))
         check_plain_weights(model)
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model.config._name_or_path = ""  # the title in the file's metadata, which would be saved as the model's name
+    model.config._name_or_path = ""  # otherwise the title in the file's metadata would be saved as the model's name
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_json(folder / SOURCE_FILE, {"file": file.name, "sha256": sha256, **metadata})
@@ -134,8 +134,8 @@ def gguf_source(folder: Path) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _digest(file: Path, size: int, modified: int) -> str:
-    """Returns the SHA-256 of a file. The cache's key includes size and time, so that a changed file is hashed again."""
+def _digest(file: Path, size: int, modified_ns: int) -> str:
+    """Returns the SHA-256 of a file. The cache's key has size and time too, so that a changed file is hashed again."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -151,8 +151,8 @@ def _read_metadata(file: Path) -> dict[str, str | None]:
     file_type, license_id = (
         fields[name].contents() if name in fields else None for name in ("general.file_type", "general.license")
     )
-    types = {member.value: member.name.removeprefix("MOSTLY_") for member in gguf.LlamaFileType}
-    quantization = types.get(file_type) if isinstance(file_type, int) else None
+    type_names = {member.value: member.name.removeprefix("MOSTLY_") for member in gguf.LlamaFileType}
+    quantization = type_names.get(file_type) if isinstance(file_type, int) else None
     return {"quantization": quantization, "license": license_id if isinstance(license_id, str) else None}
 
 

@@ -66,7 +66,7 @@ class LengthGroupingMixin(Trainer):
             return super()._get_train_sampler(train_dataset)
         token_columns = [rows[name] for name in _TOKEN_COLUMNS if name in rows.column_names]
         lengths = [max(map(len, row)) for row in zip(*token_columns, strict=True)]
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return SeededLengthSampler(
-            lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed
+            lengths, batch_size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed
         )

@@ -133,18 +133,18 @@ def load_with_missing(
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
     with translate_load_errors(subject, suffix):
         record_code(files.find, subject, name=display_name(source))
-        loaded = auto_class.from_pretrained(
+        result = auto_class.from_pretrained(
             source,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
             **with_plain_weights({**options.arguments, **_pin_options(files, hub), **overrides}),
         )
-    if not isinstance(loaded, tuple):  # a user's own class returned no loading info
-        return loaded, set()
-    model, report = loaded
-    _check_fit(report, subject, may_lack)
-    return model, set(report["missing_keys"])
+    if not isinstance(result, tuple):  # a user's own class returned no loading info
+        return result, set()
+    model, loading_info = result
+    _check_fit(loading_info, subject, may_lack)
+    return model, set(loading_info["missing_keys"])
 
 
 def load_model(auto_class: Any, source: str | Path, **options: Any) -> Any:
@@ -152,28 +152,28 @@ def load_model(auto_class: Any, source: str | Path, **options: Any) -> Any:
     return load_with_missing(auto_class, source, **options)[0]
 
 
-def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
+def _check_fit(loading_info: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
     """Raises ZooError if weights are missing, and would be random, or do not have the shapes in the configuration.
 
     Args:
-        report: The loading info of `from_pretrained`.
+        loading_info: The loading info of `from_pretrained`.
         subject: The model's name in the error.
         may_lack: Modules that the checkpoint may lack.
     """
     fix = "use the config.json that was saved with these weights"
-    for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
+    for name, saved_shape, config_shape in sorted(loading_info["mismatched_keys"], key=lambda entry: entry[0]):
         shapes = (" x ".join(map(str, shape)) for shape in (saved_shape, config_shape))
         raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *shapes, fix))
-    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
-    if missing:
-        names = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+    missing_names = sorted(name for name in loading_info["missing_keys"] if name.split(".")[0] not in may_lack)
+    if missing_names:
+        names = missing_names[0] + (f" and {len(missing_names) - 1} more" if len(missing_names) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({names}): {fix}, or copy all files again.")
     # A head or buffer in the file that the model does not use is harmless. Without a layer, it would compute otherwise.
-    layered = sorted(name for name in report["unexpected_keys"] if _LAYER_KEY.search(name))
-    if layered:
+    unused_layer_names = sorted(name for name in loading_info["unexpected_keys"] if _LAYER_KEY.search(name))
+    if unused_layer_names:
         raise ZooError(
             f"{subject} has weights of more layers than its config.json names "
-            f"({layered[0]} and {len(layered) - 1} more): {fix}."
+            f"({unused_layer_names[0]} and {len(unused_layer_names) - 1} more): {fix}."
         )
 
 

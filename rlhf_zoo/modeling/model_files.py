@@ -155,8 +155,8 @@ class ModelFiles:
         if self.directory is not None:
             path = self.directory / name
             return path if path.is_file() else None
-        downloaded = self._hub_download(name)
-        return None if downloaded is None else Path(downloaded)
+        download_path = self._hub_download(name)
+        return None if download_path is None else Path(download_path)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a file. Downloads nothing.
@@ -238,14 +238,14 @@ class ModelFiles:
         As in transformers, a single file has priority over shards.
         """
         infix = f".{self.variant}" if self.variant else ""
-        if single := self.find(f"model{infix}.safetensors"):
-            return single, None
+        if weights_file := self.find(f"model{infix}.safetensors"):
+            return weights_file, None
         if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
-            files = read_json_object(index).get("weight_map")
-            if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+            weight_map = read_json_object(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
                 raise ZooError(f"{index} has no weight_map of file names: copy it again.")
-            _check_shards(index, files.values())
-            return index, files
+            _check_shards(index, weight_map.values())
+            return index, weight_map
         return None
 
     def check_shards(self) -> None:
@@ -262,8 +262,8 @@ class ModelFiles:
             index = self.find(f"{WEIGHTS_FILE}.index.json")
             indices = [] if index is None else [index]
         for index in indices:
-            files = read_json_object(index).get("weight_map")
-            _check_shards(index, files.values() if isinstance(files, dict) else ())
+            weight_map = read_json_object(index).get("weight_map")
+            _check_shards(index, weight_map.values() if isinstance(weight_map, dict) else ())
 
     def check_config(self) -> None:
         """Checks config.json before a configuration is built from it.

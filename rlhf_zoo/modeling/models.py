@@ -58,8 +58,8 @@ def load_causal(source: str | Path, *, options: LoadOptions = IN_FLOAT32, **hub:
             )
         base, revision = base_of_adapter(files)
         return merge_adapter(load_causal(base, options=options, revision=revision), files)
-    if (config := files.find("config.json")) is not None:
-        architectures = read_json_object(config).get("architectures") or []
+    if (config_path := files.find("config.json")) is not None:
+        architectures = read_json_object(config_path).get("architectures") or []
         if architectures and all(str(architecture).endswith(CLASSIFIER_SUFFIXES) for architecture in architectures):
             raise ZooError(
                 f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
@@ -122,20 +122,20 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
     """
     from peft import PeftModel
 
-    weights, config = files.find(ADAPTER_WEIGHTS), files.find(ADAPTER_CONFIG)
-    if weights is None or config is None:
+    weights_path, config_path = files.find(ADAPTER_WEIGHTS), files.find(ADAPTER_CONFIG)
+    if weights_path is None or config_path is None:
         raise ZooError(f"{files.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
     embeddings: Any = base.get_input_embeddings()
     embedding_path = next(path for path, module in base.named_modules() if module is embeddings)
     with translate_load_errors(f"The adapter {files.source}"):
-        with safe_open(weights, framework="pt") as tensors:
+        with safe_open(weights_path, framework="pt") as tensors:
             key = f"base_model.model.{embedding_path}.weight"
             has_embeddings = key in tensors.keys()  # noqa: SIM118
             num_embeddings = tensors.get_slice(key).get_shape()[0] if has_embeddings else len(embeddings.weight)
         if num_embeddings != len(embeddings.weight):
             # The adapter overwrites all rows, so their initial values do not matter.
             base.resize_token_embeddings(num_embeddings, mean_resizing=False)
-        model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
+        model: Any = PeftModel.from_pretrained(base, str(config_path.parent)).merge_and_unload()
     # The merged weights differ from the base's, so a later adapter must not record the base's path as its base.
     model.name_or_path = ""
     return model
@@ -258,17 +258,17 @@ def load_classifier(
     subject = f"The reward model {source}"
     files = find_model_files(source, **hub)
     if files.adapter_config is None:
-        model, missing = load_with_missing(
+        model, missing_names = load_with_missing(
             AutoModelForSequenceClassification, source, subject=subject, options=options, may_lack=HEADS, **hub
         )
     else:
-        model, missing = _classifier_under_adapter(files, subject, options)
+        model, missing_names = _classifier_under_adapter(files, subject, options)
     if model.config.num_labels != 1:
         label_index(model.config.id2label, label, name=str(source), label2id=model.config.label2id)
-    if missing_head := sorted(key for key in missing if key.split(".")[0] in HEADS):
+    if missing_head_names := sorted(key for key in missing_names if key.split(".")[0] in HEADS):
         raise ZooError(
-            f"The reward model {source} has no trained head ({missing_head[0]} is missing from its weights), so scores "
-            "would be random: train it first, or choose another reward model."
+            f"The reward model {source} has no trained head ({missing_head_names[0]} is missing from its weights), so "
+            "scores would be random: train it first, or choose another reward model."
         )
     if files.adapter_config is not None:
         model = merge_adapter(model, files)
@@ -281,26 +281,26 @@ def _classifier_under_adapter(
 ) -> tuple[PreTrainedModel, set[str]]:
     """Loads an adapter's base classifier. Returns it, and the names of weights that both adapter and base lack."""
     base, revision = base_of_adapter(files)
-    weights = files.find(ADAPTER_WEIGHTS)
+    weights_path = files.find(ADAPTER_WEIGHTS)
     with translate_load_errors(subject):
         head_shapes: dict[str, list[int]] = {}
-        if weights is not None:
+        if weights_path is not None:
             # The adapter's file may contain the trained head, so the base need not contain one.
-            with safe_open(weights, framework="pt") as tensors:
+            with safe_open(weights_path, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     name = key.removeprefix("base_model.model.")
                     if name.split(".")[0] in HEADS:
                         head_shapes[name] = tensors.get_slice(key).get_shape()
-        saved_config = files.find("config.json")
+        config_path = files.find("config.json")
         config: Any = load_config(
-            base if saved_config is None else saved_config.parent,
+            base if config_path is None else config_path.parent,
             subject=subject,
-            revision=None if saved_config else revision,
+            revision=None if config_path else revision,
         )
-        if saved_config is None:
+        if config_path is None:
             # Without a config.json, only the shape of the head shows the number of outputs.
             config.num_labels = next((shape[0] for shape in head_shapes.values()), config.num_labels)
-    model, missing = load_with_missing(
+    model, missing_names = load_with_missing(
         AutoModelForSequenceClassification,
         base,
         subject=f"{subject}'s base {base}",
@@ -309,7 +309,7 @@ def _classifier_under_adapter(
         revision=revision,
         may_lack=HEADS,
     )
-    return model, missing - head_shapes.keys()
+    return model, missing_names - head_shapes.keys()
 
 
 def disable_dropout(model: nn.Module) -> None:

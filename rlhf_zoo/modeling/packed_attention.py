@@ -107,10 +107,10 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     base = base_of(model)
     if supports_packing(base):
         return
-    if (original := base.config._attn_implementation) != "sdpa":
+    if (original_attention := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses {original!r}: "
-            "remove padding_free, or attn_implementation if it is set."
+            f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses "
+            f"{original_attention!r}: remove padding_free, or attn_implementation if it is set."
         )
     was_training = base.training
     base.eval()  # without dropout
@@ -126,7 +126,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     # NaN in both passes counts as equal, because packing did not cause it. The rollout reports it.
     tolerance = TOLERANCES.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(logits.nan_to_num(0, 0, 0).std())
     if packed_logits is None or not torch.allclose(packed_logits, logits, rtol=0, atol=tolerance, equal_nan=True):
-        base.set_attn_implementation(original)
+        base.set_attn_implementation(original_attention)
         raise ZooError(
             f"padding_free packs rows into one, but in {subject}, a {type(base).__name__}, they would attend to each "
             "other: remove padding_free."

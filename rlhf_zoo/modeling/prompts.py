@@ -137,12 +137,12 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
     dataset = dataset.with_format(None)
     padded_ids = list(dataset[PROMPT_TOKENS])
     has_mask = "attention_mask" in dataset.column_names
-    masks = dataset["attention_mask"] if has_mask else [_padding_mask(ids, tokenizer) for ids in padded_ids]
+    masks = dataset["attention_mask"] if has_mask else [_token_mask(ids, tokenizer) for ids in padded_ids]
     rows = enumerate(zip(padded_ids, masks, strict=True))
     return [_unpad(ids, mask, subject=f"{subject} {row}") for row, (ids, mask) in rows]
 
 
-def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
+def _token_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
     """Guesses which ids are not padding, as TRL's PPO does: all except PAD; all if PAD is EOS or missing."""
     pad = tokenizer.pad_token_id
     pad_marks_padding = pad not in (None, tokenizer.eos_token_id)
@@ -223,7 +223,7 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
             for name, values in columns.items()
         }
         if (ids := row.get(PROMPT_TOKENS)) is not None:
-            mask = _padding_mask(ids, tokenizer) if attention is None else list(map(bool, attention[index]))
+            mask = _token_mask(ids, tokenizer) if attention is None else list(map(bool, attention[index]))
             row[PROMPT_TOKENS] = _unpad(ids, mask, subject=f"Prompt {index} of a batch")
         rows.append(row)
     return rows

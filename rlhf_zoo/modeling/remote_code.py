@@ -149,9 +149,9 @@ def _code_files(find: Callable[[str], Path | None], modules: list[str], subject:
     from transformers.dynamic_module_utils import get_relative_imports
 
     paths: dict[str, Path] = {}
-    pending = list(modules)
-    while pending:
-        name = f"{pending.pop()}.py"
+    pending_modules = list(modules)
+    while pending_modules:
+        name = f"{pending_modules.pop()}.py"
         if name in paths:
             continue
         # The model chose the name, so check that it does not lead out of the folder.
@@ -163,7 +163,7 @@ def _code_files(find: Callable[[str], Path | None], modules: list[str], subject:
         if path is None:
             raise ZooError(f"{subject} names the code {name} in auto_map, but does not have it: copy all files again.")
         paths[name] = path
-        pending += get_relative_imports(path)
+        pending_modules += get_relative_imports(path)
     return dict(sorted(paths.items()))
 
 
@@ -179,6 +179,6 @@ def copy_code(checkpoint: Path) -> None:
             continue
         saved_digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
         # Two models may have files of the same names. The files that transformers saved identify the right model.
-        best = max(candidates, key=lambda code: len(saved_digests.items() & code.files.items()))
-        for file in best.files.keys() - saved_digests.keys():
-            shutil.copyfile(best.folder / file, folder / file)
+        matching_code = max(candidates, key=lambda code: len(saved_digests.items() & code.files.items()))
+        for file in matching_code.files.keys() - saved_digests.keys():
+            shutil.copyfile(matching_code.folder / file, folder / file)

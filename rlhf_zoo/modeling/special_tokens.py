@@ -31,12 +31,13 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         model: The policy, with or without a generation config.
         tokenizer: The policy's tokenizer.
     """
-    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    configured_ids = configured if isinstance(configured, list) else [configured]
-    special = _special_tokens(tokenizer)
+    eos_setting = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    configured_ids = eos_setting if isinstance(eos_setting, list) else [eos_setting]
+    special_tokens = _special_tokens(tokenizer)
     turn_end = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
-    candidates = (tokenizer.eos_token_id, *(token_id for token_id in configured_ids if token_id in special), turn_end)
-    return list(dict.fromkeys(token_id for token_id in candidates if token_id is not None))
+    special_ids = (token_id for token_id in configured_ids if token_id in special_tokens)
+    end_ids = (tokenizer.eos_token_id, *special_ids, turn_end)
+    return list(dict.fromkeys(token_id for token_id in end_ids if token_id is not None))
 
 
 def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -50,9 +51,9 @@ def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Returns {id: token} for the tokens that are not ordinary text."""
-    added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
-    special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return {token_id: str(token) for token_id, token in added.items()} | special
+    added_tokens: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
+    special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return {token_id: str(token) for token_id, token in added_tokens.items()} | special_tokens
 
 
 def set_up_padding(
@@ -191,20 +192,20 @@ def find_spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | No
     num_embeddings = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
     used_ids = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
-    unused_ids = {
-        token: token_id
+    unused_tokens = [
+        token
         for token_id, token in sorted(_special_tokens(tokenizer).items())
         if token_id < num_embeddings and token_id not in used_ids and token not in template
-    }
+    ]
     matches = (
         token
         for pattern in _SPARE_PATTERNS
-        for token in unused_ids
+        for token in unused_tokens
         if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
     )
     # A vocabulary that contains all bytes never uses UNK, so UNK can serve too.
-    unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused_ids else []
-    return next((token for token in (*matches, *unknown) if not _occurs_in_text(token, tokenizer)), None)
+    unk_tokens = [tokenizer.unk_token] if tokenizer.unk_token in unused_tokens else []
+    return next((token for token in (*matches, *unk_tokens) if not _occurs_in_text(token, tokenizer)), None)
 
 
 def _occurs_in_text(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -129,11 +129,11 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns the words after the last answer; "" if no special token follows, because words may then end answers."""
-    after = text.rpartition(answer)[2]
+    text_after = text.rpartition(answer)[2]
     # Replace the longest tokens first, because a token may begin with another token.
     tokens = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
-    without_tokens = re.sub("|".join(map(re.escape, tokens)), " ", after) if tokens else after
-    if without_tokens == after:
+    without_tokens = re.sub("|".join(map(re.escape, tokens)), " ", text_after) if tokens else text_after
+    if without_tokens == text_after:
         return ""
     words = " ".join(_TAG.sub(" ", without_tokens).split())
     return words if re.search(r"\w", words) else ""

@@ -37,14 +37,14 @@ def same_token_ids(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
     """Returns the token ids that a tokenizer adds around every text."""
     switches = [getattr(tokenizer, f"add_{name}_token", None) for name in ("bos", "eos")]
-    state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
+    settings = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
     cached = _CACHE.get(tokenizer)
-    if cached is None or cached[0] != state:
+    if cached is None or cached[0] != settings:
         bare_ids, ids = (list(tokenizer(_PLACEHOLDER, add_special_tokens=add)["input_ids"]) for add in (False, True))
         size = len(bare_ids)
         start = next((start for start in range(len(ids) - size + 1) if ids[start : start + size] == bare_ids), 0)
         tokens = AddedTokens(tuple(ids[:start]), tuple(ids[start + size :])) if bare_ids else AddedTokens((), ())
-        cached = _CACHE[tokenizer] = state, tokens
+        cached = _CACHE[tokenizer] = settings, tokens
     return cached[1]
 
 

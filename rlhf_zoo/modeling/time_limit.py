@@ -51,7 +51,7 @@ class _LimitedCall:
     def is_over(self, now: float) -> bool:
         if now >= self.expires_at:
             return True
-        return self.max_bytes is not None and now - self.started_at > _MEMORY_GRACE and _resident() > self.max_bytes
+        return self.max_bytes is not None and now - self.started_at > _MEMORY_GRACE and _rss_bytes() > self.max_bytes
 
 
 class _Watcher:
@@ -110,9 +110,9 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
     """
     watcher, now = _watcher(os.getpid()), time.monotonic()
     in_main_thread = threading.current_thread() is threading.main_thread()
-    max_resident = None if memory is None or not _STATM.exists() else _resident() + memory
+    max_bytes = None if memory is None or not _STATM.exists() else _rss_bytes() + memory
     expires_at = now + seconds if seconds is not None else float("inf")
-    call = _LimitedCall(threading.get_ident(), in_main_thread, now, expires_at, shorten_on_interrupt, max_resident)
+    call = _LimitedCall(threading.get_ident(), in_main_thread, now, expires_at, shorten_on_interrupt, max_bytes)
     with _signals(watcher) if in_main_thread else contextlib.nullcontext():
         try:
             with watcher.lock:
@@ -162,6 +162,6 @@ def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
 
 
-def _resident() -> int:
+def _rss_bytes() -> int:
     """Returns the resident memory of this process, in bytes."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -47,12 +47,12 @@ def _withhold_head_warnings() -> Iterator[None]:
 
     transformers warns that it does not use these weights, but `read_value_head` reads them.
     """
-    withheld: list[logging.LogRecord] = []
+    withheld_records: list[logging.LogRecord] = []
 
     def is_unrelated(record: logging.LogRecord) -> bool:
         if HEAD_PREFIX not in record.getMessage():
             return True
-        withheld.append(record)
+        withheld_records.append(record)
         return False
 
     logger = logging.getLogger(PreTrainedModel.__module__)
@@ -63,7 +63,7 @@ def _withhold_head_warnings() -> Iterator[None]:
         is_loaded = True
     finally:
         logger.removeFilter(is_unrelated)
-        for record in () if is_loaded else withheld:
+        for record in () if is_loaded else withheld_records:
             logger.handle(record)
 
 
@@ -75,20 +75,20 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     if checkpoint.adapter_config is not None:  # transformers would load the adapter's base without the checks here
         raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
     # Convert None, which would make transformers ask in the terminal.
-    trusted = bool(kwargs.get("trust_remote_code", is_code_trusted()))
-    options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
+    trust_remote_code = bool(kwargs.get("trust_remote_code", is_code_trusted()))
+    options = {**with_plain_weights(kwargs), "trust_remote_code": trust_remote_code} | {
         name: checkpoint.hub_options[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub_options
     }
     with _withhold_head_warnings():
-        model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
-    unexpected = sorted(key for key in info["unexpected_keys"] if not is_head_key(key))
+        model, loading_info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
+    unexpected_keys = sorted(key for key in loading_info["unexpected_keys"] if not is_head_key(key))
     problems = {
-        "missing": sorted(info["missing_keys"]),
-        "unexpected": unexpected,
-        "of another size": sorted(key for key, *_ in info["mismatched_keys"]),
+        "missing": sorted(loading_info["missing_keys"]),
+        "unexpected": unexpected_keys,
+        "of another size": sorted(key for key, *_ in loading_info["mismatched_keys"]),
     }
     # transformers reports these problems itself, unless its report names the head: then the entire report was withheld.
-    if len(unexpected) < len(info["unexpected_keys"]) and any(problems.values()):
+    if len(unexpected_keys) < len(loading_info["unexpected_keys"]) and any(problems.values()):
         problems_text = "; ".join(f"{', '.join(keys)} ({problem})" for problem, keys in problems.items() if keys)
         log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, problems_text)
     return model
@@ -202,12 +202,12 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         self.register_load_state_dict_pre_hook(_to_module_names)
 
     def _check(self, model: Any) -> None:
-        kind = type(model.get_base_model() if self.is_peft_model else model).__name__
+        class_name = type(model.get_base_model() if self.is_peft_model else model).__name__
         if not model.can_generate():
-            raise ZooError(f"{kind} has no language model head: pass a model of {self.auto_class.__name__}.")
+            raise ZooError(f"{class_name} has no language model head: pass a model of {self.auto_class.__name__}.")
         if bool(model.config.is_encoder_decoder) != self.is_encoder_decoder:
             other = AutoModelForCausalLMWithValueHead if self.is_encoder_decoder else AutoModelForSeq2SeqLMWithValueHead
-            raise ZooError(f"{kind} is not a model of {self.auto_class.__name__}: use {other.__name__}.")
+            raise ZooError(f"{class_name} is not a model of {self.auto_class.__name__}: use {other.__name__}.")
         if self.is_peft_model:
             if model.active_peft_config.is_prompt_learning:
                 raise ZooError(
@@ -216,8 +216,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 )
         elif getattr(model, "peft_config", None):
             raise ZooError(
-                f"This {kind} has an adapter without a PeftModel around it, and saving it would lose the value head: "
-                "load it by its path, or wrap it with peft.PeftModel."
+                f"This {class_name} has an adapter without a PeftModel around it, and saving it would lose the value "
+                "head: load it by its path, or wrap it with peft.PeftModel."
             )
 
     @classmethod
@@ -379,11 +379,11 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 # head. These are hooks, because hooks also run when a module that contains this one (such as DDP) is saved or loaded.
 def _to_checkpoint_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     head = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix + HEAD_PREFIX)}
-    inner = prefix + INNER_PREFIX
-    for key in [key for key in state_dict if key.startswith(inner)]:
+    inner_prefix = prefix + INNER_PREFIX
+    for key in [key for key in state_dict if key.startswith(inner_prefix)]:
         value = state_dict.pop(key)
         if not module.is_peft_model:
-            state_dict[prefix + key.removeprefix(inner)] = value
+            state_dict[prefix + key.removeprefix(inner_prefix)] = value
     state_dict.update(head)
 
 

@@ -71,9 +71,9 @@ def words_regex(word_list: Sequence[str]) -> str:
     for position, word in enumerate(word_list):
         # Two words of a script with spaces need a separator. Without it, they would be a single word.
         separator = "" if position == 0 else r"\W+" if is_spaced[position] and is_spaced[position - 1] else r"\W*"
-        escaped = re.escape(word)
-        bounded = rf"(?<!{_SPACED_CHARACTER}){escaped}(?!{_SPACED_CHARACTER})"
-        regex += separator + (bounded if is_spaced[position] else escaped)
+        word_regex = re.escape(word)
+        bounded = rf"(?<!{_SPACED_CHARACTER}){word_regex}(?!{_SPACED_CHARACTER})"
+        regex += separator + (bounded if is_spaced[position] else word_regex)
     return regex
 
 

@@ -262,14 +262,14 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
 
         if not (directory / ADAPTER_WEIGHTS).is_file():
             raise ZooError(f"{directory} has no {ADAPTER_WEIGHTS}: it is not an adapter checkpoint; choose another.")
-        adapted: Any = model
+        peft_model: Any = model
         # Load onto the CPU, because loading onto the GPU would need memory for a second copy.
         weights = load_peft_weights(str(directory), device="cpu")
-        set_peft_model_state_dict(adapted, weights, adapter_name=adapted.active_adapter)
+        set_peft_model_state_dict(peft_model, weights, adapter_name=peft_model.active_adapter)
         return
     model_class: Any = type(model)
     try:
-        loaded, info = model_class.from_pretrained(
+        checkpoint_model, loading_info = model_class.from_pretrained(
             directory,
             config=model.config,
             dtype=model.dtype,
@@ -279,7 +279,8 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         )
     except OSError as error:
         raise ZooError(f"{directory} has no model*.safetensors: it is not a checkpoint; choose another.") from error
-    wrong_keys = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
+    problems = ("unexpected_keys", "missing_keys", "mismatched_keys")
+    wrong_keys = [key for problem in problems for key in sorted(loading_info[problem])]
     if wrong_keys:
         # An entry of mismatched_keys is (key, saved shape, shape in the model).
         names = ", ".join(key if isinstance(key, str) else key[0] for key in wrong_keys[:3])
@@ -287,4 +288,4 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )
     # Under FSDP each process copies its shard of the full weights.
-    load_gathered(model, loaded.state_dict())
+    load_gathered(model, checkpoint_model.state_dict())

@@ -122,13 +122,13 @@ def assemble(
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     critic, critic_adapter = _prepare_critic(head, value_model, rewards, policy, peft_config, args)
     vocabulary = Vocabulary.of(tokenizer, policy)
-    scoring_models = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    reward_models = rewards.models if rewards is not None else ()
     # Every model that reads the policy's ids needs an embedding for each id.
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
         "ref_model": reference.separate_model if reference is not None else None,
-        **{f"the reward model {reward.name}": reward.model for reward in scoring_models},
+        **{f"the reward model {reward.name}": reward.model for reward in reward_models if reward.shares_ids},
     }
     smallest_consumer = find_smallest_consumer(vocabulary, models)
     # Check before training, because a model with broken caching would silently sample from another distribution.

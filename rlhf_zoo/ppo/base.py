@@ -245,8 +245,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             advantages: The rollout's rewards and advantages.
             loss_metrics: Means of the update's losses and their terms.
         """
-        names = ["given"] if isinstance(advantages.reward_scores, UserScores) else self.rewards.names
-        per_completion = completion_metrics(rollout, advantages, names)
+        reward_names = ["given"] if isinstance(advantages.reward_scores, UserScores) else self.rewards.names
+        per_completion = completion_metrics(rollout, advantages, reward_names)
         values, returns, mask = advantages.values, advantages.returns, advantages.mask
         rollout_metrics = {
             **{name: self.mean(column) for name, column in per_completion.items()},
@@ -352,8 +352,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     def last_complete_checkpoint(self) -> str | None:
         """Returns the last complete checkpoint in output_dir; None if there is none."""
-        complete = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
-        return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
+        checkpoints = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
+        return str(max(checkpoints, key=lambda path: int(path.name.rpartition("-")[2]))) if checkpoints else None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains, from the start or from a checkpoint.

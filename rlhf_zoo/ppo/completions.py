@@ -43,16 +43,16 @@ def decode_rows(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequ
         samples: B completions.
         rows: One data-set row for each completion, the row of its prompt.
     """
-    tokens = [list(row[PROMPT_TOKENS]) for row in rows]
-    decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    prompt_ids = [list(row[PROMPT_TOKENS]) for row in rows]
+    decoded_prompts = tokenizer.batch_decode(prompt_ids, skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
-    completions = decode_completions(tokenizer, prompts, tokens, samples.completion_id_lists())
+    completions = decode_completions(tokenizer, prompts, prompt_ids, samples.completion_id_lists())
     return DecodedCompletions(
         prompts=prompts,
-        completions=[wrap_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)],
+        completions=[wrap_completion(*pair) for pair in zip(prompts, completions, strict=True)],
         texts=[
-            append_completion(text if isinstance(prompt, str) else prompt, completion)
-            for prompt, text, completion in zip(prompts, decoded_prompts, completions, strict=True)
+            append_completion(decoded_prompt if isinstance(prompt, str) else prompt, completion)
+            for prompt, decoded_prompt, completion in zip(prompts, decoded_prompts, completions, strict=True)
         ],
         columns={name: [row[name] for row in rows] for name in columns_for_functions(rows[0])},
     )

@@ -38,12 +38,12 @@ def _response_ids(query: Any, query_ids: list[int], response: str, tokenizer: An
     return encode_after(tokenizer, query_ids, query_and_response, response)
 
 
-def encode_prompt(prompt: Prompt, row: int, trainer: Any) -> list[int]:
+def encode_prompt(prompt: Prompt, index: int, trainer: Any) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:
         prompt: A text, a conversation or token ids.
-        row: The prompt's index, for errors.
+        index: The prompt's index, for errors.
         trainer: The trainer, whose tokenizer and context length are used.
 
     Raises:
@@ -51,7 +51,7 @@ def encode_prompt(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     """
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
-    check_prompt_length(row, ids, context_length=trainer.context_length, max_new_tokens=trainer.args.response_length)
+    check_prompt_length(index, ids, context_length=trainer.context_length, max_new_tokens=trainer.args.response_length)
     check_ids([ids], trainer.smallest_consumer)
     return ids
 

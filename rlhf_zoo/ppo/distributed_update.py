@@ -56,7 +56,7 @@ def gather_rollouts(
         prompts_per_batch: The number of prompts in each of this process's batches.
 
     Returns:
-        The rollout and rewards of all processes, in the order that a single process would produce, without `extra`.
+        The rollout and scores of all processes, in the order that a single process would produce, without `extra`.
     """
     from accelerate.utils import gather_object
 
@@ -80,7 +80,7 @@ def gather_rollouts(
     order = torch.tensor(single_process_order(row_counts, prompt_counts, group_size=reward_scores.group_size))
 
     def join(tensors: Iterable[Tensor], *, left_padded: bool = False) -> Tensor:
-        return _stack(list(tensors), left_padded=left_padded)[order].to(device)
+        return _concatenate(list(tensors), left_padded=left_padded)[order].to(device)
 
     fields = {
         name: join((part["samples"][name] for part in all_parts), left_padded=name in ("prompt_ids", "prompt_mask"))
@@ -109,27 +109,27 @@ def gather_rollouts(
     )
 
 
-def _stack(tensors: Sequence[Tensor], *, left_padded: bool) -> Tensor:
+def _concatenate(tensors: Sequence[Tensor], *, left_padded: bool) -> Tensor:
     """Concatenates the rows of tensors, padded with 0 on the left or right to the width of the widest tensor."""
     if tensors[0].ndim == 1:
         return torch.cat(list(tensors))
     # Each process padded its rows to its own longest row.
     width = max(tensor.shape[1] for tensor in tensors)
-    stacked = tensors[0].new_zeros(sum(len(tensor) for tensor in tensors), width)
+    concatenated = tensors[0].new_zeros(sum(len(tensor) for tensor in tensors), width)
     row = 0
     for tensor in tensors:
         columns = slice(width - tensor.shape[1], None) if left_padded else slice(tensor.shape[1])
-        stacked[row : row + len(tensor), columns] = tensor
+        concatenated[row : row + len(tensor), columns] = tensor
         row += len(tensor)
-    return stacked
+    return concatenated
 
 
 def _mean_metrics(metrics: Sequence[Mapping[str, float]], prompt_counts: Sequence[int]) -> dict[str, float]:
     """Averages each metric that reward functions logged, over the prompts of the processes that logged it."""
     means: dict[str, float] = {}
     by_process = list(zip(metrics, prompt_counts, strict=True))
-    for name in dict.fromkeys(name for logged, count in by_process if count for name in logged):
-        values = [(logged[name], count) for logged, count in by_process if name in logged]
+    for name in dict.fromkeys(name for process_metrics, count in by_process if count for name in process_metrics):
+        values = [(process_metrics[name], count) for process_metrics, count in by_process if name in process_metrics]
         means[name] = sum(value * count for value, count in values) / sum(count for _, count in values)
     return means
 

@@ -132,7 +132,7 @@ def check_start_kl(
 
 
 def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
-    """Checks that a completion's last token in the mask is an end token if the completion ended, and only then.
+    """Checks that the last token in the mask is an end token for all completions that ended, and for no others.
 
     Args:
         samples: B completions.

@@ -84,8 +84,8 @@ class HeldOutTrainer(RolloutTrainer):
         if self.eval_dataset is None:
             raise ZooError("generate_completions() samples held-out prompts: pass eval_dataset.")
         table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
-        held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        for rows in chain.from_iterable(map(self.numbered_batches, map(self.get_eval_dataloader, held_out.values()))):
+        datasets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        for rows in chain.from_iterable(map(self.numbered_batches, map(self.get_eval_dataloader, datasets.values()))):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             decoded, reward_scores = self.decode_and_score(rollout, rows)
             columns = decoded.prompts, decoded.completions, reward_scores.total.tolist()

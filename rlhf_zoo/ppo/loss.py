@@ -135,7 +135,6 @@ def micro_batch_loss(
 
 
 def _share(loss: Tensor, mask: Tensor, size: MinibatchSize, mode: str) -> Tensor:
-    token_count, sequence_count, max_length, _ = size
     return F.aggregate(
-        loss, mask, token_count=token_count, sequence_count=sequence_count, max_length=max_length, mode=mode
+        loss, mask, token_count=size.actions, sequence_count=size.sequences, max_length=size.max_actions, mode=mode
     )

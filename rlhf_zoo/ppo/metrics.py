@@ -156,10 +156,10 @@ class UpdateMetrics:
         Args:
             reduce: Sums a tensor over processes.
         """
-        mismatch, tokens = reduce(
+        mismatch, token_count = reduce(
             torch.stack([self.sums[LOGPROB_MISMATCH], self.sums["tokens before first step"]])
         ).tolist()
-        return mismatch / tokens
+        return mismatch / token_count
 
     def end_epoch(self, reduce: Any) -> float:
         """Returns the approximate KL of this epoch: the mean ρ − 1 − log ρ per token over all processes, in nats.
@@ -169,10 +169,10 @@ class UpdateMetrics:
         """
         # The sums cover all epochs so far, so subtract those of earlier epochs.
         sums = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
-        approx_kl, tokens = (sums - self._sums_before_epoch).tolist()
+        approx_kl, token_count = (sums - self._sums_before_epoch).tolist()
         self._sums_before_epoch = sums
         self.epochs += 1
-        return approx_kl / tokens
+        return approx_kl / token_count
 
     def means(self, reduce: Any) -> dict[str, float]:
         """Returns the means of the update's metrics over all processes.
@@ -185,14 +185,14 @@ class UpdateMetrics:
         names = sorted(self.sums)
         reduced = reduce(torch.stack([self.sums[name] for name in names]))
         totals = dict(zip(names, reduced.tolist(), strict=True))
-        tokens, actions, text_tokens = totals.pop("tokens"), totals.pop("actions"), totals.pop("text tokens", 0.0)
+        token_count, action_count = totals.pop("tokens"), totals.pop("actions")
         divisors = {
             "loss": max(self.steps, 1),
-            "loss/ptx": text_tokens,
+            "loss/ptx": totals.pop("text tokens", 0.0),
             LOGPROB_MISMATCH: totals.pop("tokens before first step"),
         }
         means = {
-            name: total / divisors.get(name, tokens if name in PER_TOKEN_TERMS else actions)
+            name: total / divisors.get(name, token_count if name in PER_TOKEN_TERMS else action_count)
             for name, total in totals.items()
         }
         norms = {f"grad_norm/{name}": float(torch.stack(values).mean()) for name, values in self.norms.items()}

@@ -52,33 +52,31 @@ class TextSource:
         if len(dataset) == 0:
             raise ZooError("ptx_dataset is empty: choose another split, or set ptx_coef to 0.")
         eos = [tokenizer.eos_token_id]
-        rows: list[tuple[list[int], list[int]]]
+        id_pairs: list[tuple[list[int], list[int]]]  # prompt (without target tokens) and text
         if "text" in columns:
-            rows = [([], tokenize_prompt(text, tokenizer) + eos) for text in _texts(dataset, "text")]
+            id_pairs = [([], tokenize_prompt(text, tokenizer) + eos) for text in _texts(dataset, "text")]
         elif "prompt" in columns and "completion" in columns:
             pairs = zip(_texts(dataset, "prompt"), _texts(dataset, "completion"), strict=True)
-            rows = [
+            id_pairs = [
                 (tokenize_prompt(prompt, tokenizer), tokenize_completion(prompt, completion, tokenizer) + eos)
                 for prompt, completion in pairs
             ]
         elif "input_ids" in columns:
-            rows = [([], ids) for ids in read_unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
+            id_pairs = [([], ids) for ids in read_unpadded_ids(dataset, tokenizer, subject="ptx_dataset: row")]
         else:
             raise ZooError(
                 f"ptx_dataset has the columns {', '.join(map(repr, columns))}: it needs 'text', or 'prompt' and "
                 "'completion', or 'input_ids'."
             )
         # The first token of a text has no log-probability, because nothing precedes it.
-        self._rows = [
-            (prompt, text) for prompt, text in rows if len((prompt + text)[:context_length]) > max(len(prompt), 1)
-        ]
-        if not self._rows:
+        self._id_pairs = [pair for pair in id_pairs if len((pair[0] + pair[1])[:context_length]) > max(len(pair[0]), 1)]
+        if not self._id_pairs:
             raise ZooError(
                 "No row of ptx_dataset has a token to predict within the context length, outside the prompt and after "
                 "the first token of the row: choose another data set."
             )
-        for prompt, text in self._rows:
-            if invalid := [token_id for token_id in prompt + text if not 0 <= token_id < num_embeddings]:
+        for prompt_ids, text_ids in self._id_pairs:
+            if invalid := [token_id for token_id in prompt_ids + text_ids if not 0 <= token_id < num_embeddings]:
                 raise ZooError(
                     f"ptx_dataset has the token id {invalid[0]}, but the policy has only {num_embeddings} embedding "
                     "rows: tokenize it with the policy's own tokenizer."
@@ -94,17 +92,17 @@ class TextSource:
             device: The device of the batch.
         """
         # Drawing with replacement has no position in a shuffled order, which a resumed run would have to restore.
-        row_indices = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
-        rows = [self._rows[index] for index in row_indices]
-        sequences = [(prompt + text)[: self._context_length] for prompt, text in rows]
+        indices = torch.randint(len(self._id_pairs), (count,), generator=generator, device="cpu").tolist()
+        id_pairs = [self._id_pairs[index] for index in indices]
+        sequences = [(prompt_ids + text_ids)[: self._context_length] for prompt_ids, text_ids in id_pairs]
         width = max(map(len, sequences))
         ids = torch.full((count, width), self._pad_id)
         attention = torch.zeros((count, width), dtype=torch.bool)
         mask = torch.zeros((count, width), dtype=torch.bool)
-        for row, (sequence, (prompt, _)) in enumerate(zip(sequences, rows, strict=True)):
+        for row, (sequence, (prompt_ids, _)) in enumerate(zip(sequences, id_pairs, strict=True)):
             ids[row, : len(sequence)] = torch.tensor(sequence)
             attention[row, : len(sequence)] = True
-            mask[row, len(prompt) : len(sequence)] = True
+            mask[row, len(prompt_ids) : len(sequence)] = True
         return TextBatch(ids.to(device), attention.to(device), mask[:, 1:].to(device))
 
 

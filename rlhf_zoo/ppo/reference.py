@@ -127,8 +127,8 @@ def _quantize_to_8bit(model: PreTrainedModel) -> PreTrainedModel:
         raise ZooError("ref_load_in_8bit needs bitsandbytes, which is not installed: pip install bitsandbytes.")
     if is_peft(model):
         # Merging changes the weights, so merge a copy of the user's model.
-        adapted: Any = copy.deepcopy(model)
-        model = adapted.merge_and_unload()
+        peft_model: Any = copy.deepcopy(model)
+        model = peft_model.merge_and_unload()
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         model_class: Any = type(model)

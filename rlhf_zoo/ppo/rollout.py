@@ -112,9 +112,9 @@ class Advantages:
         # The width counts actions, not tokens: if the completion is one action, there is a single column.
         width = int(self.mask[indices].sum(1).max())
         per_action = ("rewards", "values", "advantages", "returns", "mask")
-        selected = {name: getattr(self, name)[indices, :width] for name in per_action}
-        selected |= {name: getattr(self, name)[indices] for name in ("shaped_scores", "non_score")}
-        return replace(self, **selected)
+        selected_tensors = {name: getattr(self, name)[indices, :width] for name in per_action}
+        selected_tensors |= {name: getattr(self, name)[indices] for name in ("shaped_scores", "non_score")}
+        return replace(self, **selected_tensors)
 
 
 def shape_reward_scores(
@@ -150,8 +150,8 @@ def shape_token_scores(
 ) -> Tensor | None:
     """Scales per-token scores as the score is scaled: by the running σ with score_scaling "running".
 
-    They are 0 if missing_eos_score replaced the completion's score. The last token gets what centering, clipping and
-    penalties change in the score.
+    Without the end of sequence, missing_eos_score replaces the completion's score, and its per-token scores are 0.
+    `compute_advantages` gives the last token what centering, clipping and penalties change in the score.
 
     Args:
         reward_scores: The scores of B completions.

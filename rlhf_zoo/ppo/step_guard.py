@@ -72,8 +72,8 @@ class StepGuard(TrainerCallback, ExportableState):
         Raises:
             NotFinite: MAX_SKIPPED_IN_A_ROW steps in a row were not finite.
         """
-        names, self._not_finite = self._not_finite, []
-        if not names:
+        not_finite, self._not_finite = self._not_finite, []
+        if not not_finite:
             self.in_a_row = 0
             return True
         self.skipped += 1
@@ -81,8 +81,8 @@ class StepGuard(TrainerCallback, ExportableState):
         if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
             fix = HOW_TO_FIX.format(learning_rate=learning_rate)
             raise NotFinite(
-                f"The {' and the '.join(names)} of step {step} {'is' if len(names) == 1 else 'are'} not finite, and "
-                f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {fix}."
+                f"The {' and the '.join(not_finite)} of step {step} {'is' if len(not_finite) == 1 else 'are'} not "
+                f"finite, and {MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {fix}."
             )
         return False
 
@@ -125,17 +125,17 @@ class GuardedTrainer(Trainer):
         norm = _norm([weight for weight in weights if weight.numel()], math.inf)
         if self.finite_on_all_processes({"weights": norm})["weights"]:
             return
-        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        trained_weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         # Check single tensors only after a failure, because each check waits for the GPU.
-        not_finite = [name for name, weight in trained if not _local_shard(weight).isfinite().all()]
+        not_finite = [name for name, weight in trained_weights if not _local_shard(weight).isfinite().all()]
         if not not_finite:
             raise NotFinite(
                 f"After step {self.state.global_step} weights of another process are not finite: see that process's "
                 "error."
             )
         raise NotFinite(
-            f"After step {self.state.global_step} {len(not_finite)} of {len(trained)} weight tensors are not finite "
-            f"({not_finite[0]} is the first): {HOW_TO_FIX.format(learning_rate=self.args.learning_rate)}."
+            f"After step {self.state.global_step} {len(not_finite)} of {len(trained_weights)} weight tensors are not "
+            f"finite ({not_finite[0]} is the first): {HOW_TO_FIX.format(learning_rate=self.args.learning_rate)}."
         )
 
     def last_complete_checkpoint(self) -> str | None:

@@ -68,11 +68,11 @@ class StepwiseTrainer(HeldOutTrainer):
             )
         rows = [
             {
-                PROMPT_TOKENS: encode_prompt(prompt, row, self),
-                PROMPT_INDEX: self.global_index(self._custom_loop_prompt_count + row),
+                PROMPT_TOKENS: encode_prompt(prompt, index, self),
+                PROMPT_INDEX: self.global_index(self._custom_loop_prompt_count + index),
                 GENERATION_INDEX: generation,
             }
-            for row, prompt in enumerate(prompts)
+            for index, prompt in enumerate(prompts)
             for generation in range(num_generations)
         ]
         self._custom_loop_prompt_count += len(prompts)

@@ -198,11 +198,11 @@ def check_saved_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         saved_tokenizer = load_tokenizer(name, local_files_only=True)
     except (OSError, ValueError, ZooError):
         return  # there is no tokenizer with the weights
-    saved_vocabulary, vocabulary = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
-    renumbered = [token for token, token_id in vocabulary.items() if saved_vocabulary.get(token, token_id) != token_id]
-    missing = [token for token in vocabulary if token not in saved_vocabulary]
-    if renumbered or len(missing) > len(vocabulary) // 2:
-        example = f"{renumbered[0]!r} has another id there" if renumbered else f"{missing[0]!r} is missing there"
+    saved_ids, ids = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
+    moved_tokens = [token for token, token_id in ids.items() if saved_ids.get(token, token_id) != token_id]
+    missing_tokens = [token for token in ids if token not in saved_ids]
+    if moved_tokens or len(missing_tokens) > len(ids) // 2:
+        example = f"{(moved_tokens or missing_tokens)[0]!r} {'has another id' if moved_tokens else 'is missing'} there"
         raise ZooError(
             f"The tokenizer passed for {subject} is not the one that {name} was saved with ({example}): "
             "tokenizers may be swapped; pass each model its own."

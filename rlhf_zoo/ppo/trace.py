@@ -342,10 +342,10 @@ def _describe_missing_steps(args: PPOConfig) -> str:
             "Training subtracts the mean score of the prompt's other completions, but a trace has only one: r, δ "
             "and Â are without this subtraction."
         )
-    whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
-    if whitened:
+    names = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
+    if names:
         sentences.append(
-            f"Training whitens {' and '.join(whitened)} over a batch, which a single completion cannot show: r, V, δ "
+            f"Training whitens {' and '.join(names)} over a batch, which a single completion cannot show: r, V, δ "
             "and Â are before whitening, which can change the sign of an advantage near 0."
         )
     return " ".join(sentences)

@@ -34,13 +34,7 @@ from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
 from .distributed_update import gather_rollouts as gather_across_processes
 from .distributed_update import split_samples, split_texts
-from .guards import (
-    check_ratio,
-    check_rewards,
-    check_start_kl,
-    warn_if_scores_identical,
-    wrap_reward_errors,
-)
+from .guards import check_ratio, check_rewards, check_start_kl, warn_if_scores_identical, wrap_reward_errors
 from .key_checks import CPU_TOKENS_PER_PASS
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import UpdateMetrics
@@ -336,13 +330,9 @@ class PPOTrainer(StepwiseTrainer):
             # The micro-batches that fit will be computed again, so remove what they added.
             vars(metrics).update(copy.deepcopy(saved_metrics))
             samples, packed = batch.rollout.samples, self.args.padding_free
-            largest = max(count_tokens(samples, indices, packed=packed) for indices in micro_batches)
-            self.max_tokens_per_micro_batch = largest // 2
-            log.warning(
-                "%d tokens do not fit into memory: continuing with %d at a time.",
-                largest,
-                self.max_tokens_per_micro_batch,
-            )
+            max_size = max(count_tokens(samples, indices, packed=packed) for indices in micro_batches)
+            self.max_tokens_per_micro_batch = max_size // 2
+            log.warning("%d tokens do not fit into memory: continuing with %d at a time.", max_size, max_size // 2)
         self.check_step(metrics)
         if not metrics.steps:  # before the first optimizer step of an update, ρ must be 1
             check_ratio(metrics.first_pass_mismatch(self.sum_over_processes), precision=self.precision)

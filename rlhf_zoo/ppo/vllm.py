@@ -149,8 +149,8 @@ class VLLMEngine:
 
     def _check_weights(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
         """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
-        row = _row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
+        context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
+        row = _row_to_check(prompts, min(CHECKED_TOKENS, context_length - 1))
         with raise_on_signals() if self._url else nullcontext(), _convert_errors("vLLM scored nothing", self._fix):
             vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)

@@ -69,8 +69,9 @@ def supports_fixed_cache(model: PreTrainedModel) -> bool:
     All of its layers must be attention. transformers must mark the model as compilable in one graph: then no step reads
     a tensor's value on the CPU, which a captured graph could not do. The model must not be sharded.
     """
-    unsharded = not any(isinstance(weight, DTensor) for weight in model.parameters())
-    return unsharded and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
+    if any(isinstance(weight, DTensor) for weight in model.parameters()):
+        return False
+    return getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
 
 
 @dataclass
@@ -107,11 +108,11 @@ class FixedLayer(StaticLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        column, columns = self.shape.column.view(1), self.shape.columns
-        updated = []
-        for buffer, new in ((self.keys, key_states), (self.values, value_states)):
-            updated.append(buffer[: self.shape.rows, :, :columns].index_copy_(2, column, new.to(buffer.dtype)))
-        return updated[0], updated[1]
+        def write_column(buffer: Tensor, states: Tensor) -> Tensor:
+            computed = buffer[: self.shape.rows, :, : self.shape.columns]
+            return computed.index_copy_(2, self.shape.column.view(1), states.to(buffer.dtype))
+
+        return write_column(self.keys, key_states), write_column(self.values, value_states)
 
     def get_seq_length(self) -> Any:
         return self.shape.column
@@ -144,7 +145,7 @@ class FixedDecoder:
         self._graphs: OrderedDict[tuple[int, int], Callable[[], NextLogits]] = OrderedDict()
         self.row_ids = torch.zeros(0, dtype=torch.long, device=device)
         self._next_column = 0
-        self._prefilled: tuple[Tensor, Tensor, Cache] | None = None
+        self._prefilled_rows: tuple[Tensor, Tensor, Cache] | None = None
 
     def fits(self, model: PreTrainedModel, max_rows: int, columns: int) -> bool:
         """Whether a rollout can reuse this decoder: the shape is the same, and the weights have not moved."""
@@ -152,7 +153,7 @@ class FixedDecoder:
 
     def reset(self) -> FixedDecoder:
         """Drops the rows that remain if a rollout ended with an error. Returns the decoder itself."""
-        self.row_ids, self._next_column, self._prefilled = self.row_ids[:0], 0, None
+        self.row_ids, self._next_column, self._prefilled_rows = self.row_ids[:0], 0, None
         return self
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
@@ -161,7 +162,7 @@ class FixedDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
         row_ids = torch.tensor(list(rows), device=mask.device)
-        self._prefilled = row_ids, mask, cache
+        self._prefilled_rows = row_ids, mask, cache
         return output, row_ids
 
     def step(self) -> tuple[NextLogits, Tensor]:
@@ -182,15 +183,15 @@ class FixedDecoder:
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
         order = compaction_order(finished)
-        if self._prefilled is not None:
-            self._add_rows(order, *self._prefilled)
+        if self._prefilled_rows is not None:
+            self._add_rows(order, *self._prefilled_rows)
             self._tokens[len(self.row_ids) - len(order) : len(self.row_ids), 0] = tokens[order]
-            self._prefilled = None
+            self._prefilled_rows = None
             return
         if len(order) < len(finished):
-            moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
+            moved_rows = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
             for tensor in (self._positions, *self._column_tensors()):
-                tensor[moved] = tensor[order[moved]]
+                tensor[moved_rows] = tensor[order[moved_rows]]
             self.row_ids = self.row_ids[order]
         self._tokens[: len(order), 0] = tokens[order]
 
@@ -210,7 +211,7 @@ class FixedDecoder:
         self._graphs.move_to_end(shape)
         return self._graphs[shape]
 
-    def _add_rows(self, indices: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
+    def _add_rows(self, indices: Tensor, row_ids: Tensor, mask: Tensor, cache: Cache) -> None:
         """Adds the chosen rows of a prefill after the rows in progress."""
         count, width = len(self.row_ids), mask.shape[1]
         if not count:
@@ -230,7 +231,7 @@ class FixedDecoder:
                 layer.allocate(prefilled_layer.keys, prefilled_layer.values)
             for buffer, states in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
                 buffer[new_rows, :, self._next_column - states.shape[2] : self._next_column] = states[indices]
-        self.row_ids = torch.cat([self.row_ids, rows[indices]])
+        self.row_ids = torch.cat([self.row_ids, row_ids[indices]])
 
     def _shift(self, distance: int) -> None:
         """Shifts all rows by a number of columns: to the right, or to the left if the number is negative."""
@@ -277,21 +278,21 @@ class CudaGraphs:
             return step
 
     def _capture(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
-        current, capture_stream = torch.cuda.current_stream(), self._capture_stream
+        current_stream, capture_stream = torch.cuda.current_stream(), self._capture_stream
         cache_was_enabled = torch.is_autocast_cache_enabled()
         # The next update frees autocast's cached copies of the weights, so the graph must cast the weights itself.
         torch.set_autocast_cache_enabled(False)
         try:
-            capture_stream.wait_stream(current)
+            capture_stream.wait_stream(current_stream)
             with torch.cuda.stream(capture_stream):
                 step()  # a warm-up, so that libraries allocate their memory before the capture
-            current.wait_stream(capture_stream)
+            current_stream.wait_stream(capture_stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=capture_stream, capture_error_mode="thread_local"):
                 output = step()
         finally:
             torch.set_autocast_cache_enabled(cache_was_enabled)
-            torch.cuda.set_stream(current)  # because a failed capture leaves its own stream current
+            torch.cuda.set_stream(current_stream)  # because a failed capture leaves its own stream current
 
         def replay() -> NextLogits:
             graph.replay()

@@ -87,20 +87,20 @@ class GrowingDecoder:
     def __init__(self, model: PreTrainedModel, *, max_new_tokens: int, max_tokens: int | None) -> None:
         self.model, self.max_new_tokens, self.max_tokens = model, max_new_tokens, max_tokens
         self._no_rows = torch.zeros(0, dtype=torch.long, device=next(model.parameters()).device)
-        self._active: _ActiveRows | None = None
-        self._pending: _ActiveRows | None = None
+        self._active_rows: _ActiveRows | None = None
+        self._pending_rows: _ActiveRows | None = None
 
     @property
     def row_ids(self) -> Tensor:
-        return self._no_rows if self._active is None else self._active.row_ids
+        return self._no_rows if self._active_rows is None else self._active_rows.row_ids
 
     def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
         # Recurrent states and chunked attention allow no padding on the left, so new rows wait until all others end.
-        if self._active is not None and not self._active.can_join:
+        if self._active_rows is not None and not self._active_rows.can_join:
             return 0
-        width = 0 if self._active is None else self._active.mask.shape[1]
+        width = 0 if self._active_rows is None else self._active_rows.mask.shape[1]
         for count in range(len(lengths), 0, -1):
             # Assume the worst case, that no row ends early. The last n rows are the n with the most tokens to draw, and
             # the cache is widest when the nth of them ends. Prompts start in order of length: the last is longest.
@@ -114,27 +114,28 @@ class GrowingDecoder:
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
         row_ids = torch.tensor(list(rows), device=mask.device)
-        self._pending = _ActiveRows(row_ids, cache, mask, row_ids, can_join(cache, self.model))
+        # `advance` replaces the tokens, which are not drawn yet.
+        self._pending_rows = _ActiveRows(row_ids, cache, mask, row_ids, can_join(cache, self.model))
         return output, row_ids
 
     def step(self) -> tuple[NextLogits, Tensor]:
-        active, self._active = self._active, None
+        active, self._active_rows = self._active_rows, None
         assert active is not None
         active.mask = pad(active.mask, (0, 1), value=True)  # the column of the last tokens
         # Do not count padding in positions, so that a row's logits are the same in every batch.
         positions = active.mask.sum(1, keepdim=True) - 1
-        self._pending = active
+        self._pending_rows = active
         return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.row_ids
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
-        assert self._pending is not None
-        self._pending.tokens = tokens
-        unfinished, self._pending = self._pending.drop_rows(finished), None
-        # After a step, `_active` is None. After a prefill, the new rows join the active rows.
-        if self._active is None:
-            self._active = unfinished
+        assert self._pending_rows is not None
+        self._pending_rows.tokens = tokens
+        unfinished, self._pending_rows = self._pending_rows.drop_rows(finished), None
+        # After a step, `_active_rows` is None. After a prefill, the new rows join the active rows.
+        if self._active_rows is None:
+            self._active_rows = unfinished
         elif unfinished is not None:
-            self._active = self._active.merge(unfinished)
+            self._active_rows = self._active_rows.merge(unfinished)
 
 
 class _ActiveRows:
@@ -143,8 +144,8 @@ class _ActiveRows:
     The last tokens are not yet in the cache, and their column is not yet in `mask`.
     """
 
-    def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
-        self.row_ids, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
+    def __init__(self, row_ids: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
+        self.row_ids, self.cache, self.mask, self.tokens, self.can_join = row_ids, cache, mask, tokens, can_join
 
     def drop_rows(self, finished: Tensor) -> _ActiveRows | None:
         """Returns the unfinished rows, without columns that are padding in all rows; None if all rows are finished."""
@@ -167,8 +168,8 @@ class _ActiveRows:
         # Pad on the left, so that the last column stays the newest of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
         mask = torch.cat([pad(rows.mask, (width - rows.mask.shape[1], 0)) for rows in (self, other)])
-        rows, tokens = torch.cat([self.row_ids, other.row_ids]), torch.cat([self.tokens, other.tokens])
-        return _ActiveRows(rows, self.cache, mask, tokens, self.can_join)
+        row_ids, tokens = torch.cat([self.row_ids, other.row_ids]), torch.cat([self.tokens, other.tokens])
+        return _ActiveRows(row_ids, self.cache, mask, tokens, self.can_join)
 
 
 def compaction_order(finished: Tensor) -> Tensor:
@@ -338,8 +339,8 @@ def _check_states_cached(cache: Cache, model: PreTrainedModel) -> None:
     """Raises ZooError if a recurrent layer did not store its state in the cache."""
     for layer in cache.layers:
         flags_by_kind = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
-        is_initialized = [flag for flags in flags_by_kind for flag in flags.values()]
-        if is_initialized and not any(is_initialized):
+        initialized_flags = [flag for flags in flags_by_kind for flag in flags.values()]
+        if initialized_flags and not any(initialized_flags):
             raise ZooError(
                 f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules instead "
                 "of past_key_values, so the rows of a batch would mix: choose another architecture."

@@ -50,9 +50,9 @@ class InPlaceLayer(DynamicLayer):
             self.replace(self.keys[beam_idx], self.values[beam_idx])
             return
         # Most rows stay in place (see `compaction_order`), so only the rows that move are copied.
-        moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
+        moved_rows = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
         for states in (self.keys, self.values):
-            states[moved] = states[beam_idx[moved]]
+            states[moved_rows] = states[beam_idx[moved_rows]]
         self._set_views(len(beam_idx), self.get_seq_length())
 
     def drop_columns(self, count: int) -> None:

@@ -27,10 +27,10 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     """Sets probabilities (B, V) to 0, except the fewest and largest that add up to at least `top_p`."""
-    ordered, order = probabilities.sort(-1, descending=True)
+    sorted_probabilities, order = probabilities.sort(-1, descending=True)
     # Compare the sum before each token, so that the token that reaches top_p stays, and at least one token remains.
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
+    is_outside = sorted_probabilities.cumsum(-1) - sorted_probabilities >= top_p
+    return probabilities.masked_fill(is_outside.gather(-1, order.argsort(-1)), 0)
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
@@ -104,11 +104,11 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     If a row's number is so close to an interval's edge that rounding could decide, `_inverse_cdf` draws the token.
     """
     size = probabilities.shape[1]
-    full_blocks = size // _BLOCK_SIZE * _BLOCK_SIZE
-    sums = probabilities[:, :full_blocks].unflatten(1, (-1, _BLOCK_SIZE)).sum(-1)
-    if full_blocks < size:
-        sums = torch.cat([sums, probabilities[:, full_blocks:].sum(-1, keepdim=True)], dim=1)
-    block_ends = sums.double().cumsum(-1)
+    full_blocks_size = size // _BLOCK_SIZE * _BLOCK_SIZE
+    block_sums = probabilities[:, :full_blocks_size].unflatten(1, (-1, _BLOCK_SIZE)).sum(-1)
+    if full_blocks_size < size:
+        block_sums = torch.cat([block_sums, probabilities[:, full_blocks_size:].sum(-1, keepdim=True)], dim=1)
+    block_ends = block_sums.double().cumsum(-1)
     total = block_ends[:, -1:]
     _check_finite(total)
     target = uniform.to(block_ends).unsqueeze(1) * total
@@ -116,7 +116,7 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
     positions = block * _BLOCK_SIZE + torch.arange(_BLOCK_SIZE, device=block.device)
     mass = probabilities.gather(1, positions.clamp(max=size - 1)).double().masked_fill(positions >= size, 0)
-    cumulative = block_ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
+    cumulative = block_ends.gather(1, block) - block_sums.gather(1, block) + mass.cumsum(-1)
     offset = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK_SIZE - 1)
     upper = cumulative.gather(1, offset)
     lower = upper - mass.gather(1, offset)

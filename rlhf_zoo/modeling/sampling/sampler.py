@@ -92,14 +92,14 @@ class Samples:
             indices: The rows.
         """
         tensors = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
-        selected = {name: value[indices] for name, value in tensors.items()}
-        prompt_width = int(selected["prompt_mask"].sum(1).max())
-        response_width = int(selected["mask"].sum(1).max())
+        selected_tensors = {name: value[indices] for name, value in tensors.items()}
+        prompt_width = int(selected_tensors["prompt_mask"].sum(1).max())
+        response_width = int(selected_tensors["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):
-            selected[name] = selected[name][:, -prompt_width:]
-        for name in {"completion_ids", "mask", "logprobs", "values"} & set(selected):
-            selected[name] = selected[name][:, :response_width]
-        return Samples(**selected, vocabulary=self.vocabulary)
+            selected_tensors[name] = selected_tensors[name][:, -prompt_width:]
+        for name in {"completion_ids", "mask", "logprobs", "values"} & set(selected_tensors):
+            selected_tensors[name] = selected_tensors[name][:, :response_width]
+        return Samples(**selected_tensors, vocabulary=self.vocabulary)
 
     def to(self, device: torch.device | str) -> Samples:
         """Moves all tensors.
@@ -211,35 +211,35 @@ def sample(
     check_accepts_cache(model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
-    size = len(prompts)
+    row_count = len(prompts)
     # Draw all random numbers first, so that a token's random number does not depend on when other rows end.
     uniform = uniforms(seed, keys, max_new_tokens).to(device)
-    completion = torch.full((size, max_new_tokens), pad_id, device=device)
-    logprobs = torch.zeros((size, max_new_tokens), device=device)
+    completion_ids = torch.full((row_count, max_new_tokens), pad_id, device=device)
+    logprobs = torch.zeros((row_count, max_new_tokens), device=device)
     values = None if critic is None else torch.zeros_like(logprobs)
-    ended = torch.zeros(size, dtype=torch.bool, device=device)
-    drawn_counts = torch.zeros(size, dtype=torch.long, device=device)
+    ended = torch.zeros(row_count, dtype=torch.bool, device=device)
+    drawn_counts = torch.zeros(row_count, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
     lengths = [len(prompt) for prompt in prompts]
-    waiting = _starting_order(lengths, max_new_tokens, max_tokens)
+    waiting_rows = _starting_order(lengths, max_new_tokens, max_tokens)
     decoder = decoder or GrowingDecoder(model, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
-    while waiting or len(decoder.row_ids):
+    while waiting_rows or len(decoder.row_ids):
         startable_count, running_count = 0, len(decoder.row_ids)
-        if waiting:
+        if waiting_rows:
             remaining = max_new_tokens - drawn_counts[decoder.row_ids]
-            startable_count = decoder.count_startable([lengths[row] for row in waiting], remaining)
+            startable_count = decoder.count_startable([lengths[row] for row in waiting_rows], remaining)
         # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
         # least a quarter as many rows as are running, or all that wait.
-        if startable_count and startable_count >= min(len(waiting), running_count / 4):
-            new_rows, waiting = waiting[:startable_count], waiting[startable_count:]
+        if startable_count and startable_count >= min(len(waiting_rows), running_count / 4):
+            new_rows, waiting_rows = waiting_rows[:startable_count], waiting_rows[startable_count:]
             output, rows = decoder.prefill([prompts[row] for row in new_rows], new_rows, pad_id)
         else:
             output, rows = decoder.step()
         positions = drawn_counts[rows]
         logits = scale_logits(output.logits, temperature, vocabulary)
         tokens, token_logprobs = draw_with_logprobs(logits, uniform[rows, positions], top_p=top_p)
-        completion[rows, positions], logprobs[rows, positions] = tokens, token_logprobs
+        completion_ids[rows, positions], logprobs[rows, positions] = tokens, token_logprobs
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
         is_stop = torch.isin(tokens, stops)
@@ -247,12 +247,12 @@ def sample(
         drawn_counts[rows] = positions + 1
         decoder.advance(tokens, is_stop | (positions + 1 == max_new_tokens))
         if on_finished is not None:
-            on_finished(size - len(waiting) - len(decoder.row_ids))
+            on_finished(row_count - len(waiting_rows) - len(decoder.row_ids))
     mask = torch.arange(int(drawn_counts.max()), device=device) < drawn_counts.unsqueeze(1)
     width = mask.shape[1]
     values = None if values is None else values[:, :width]
     return Samples(
-        prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary, values=values
+        prompt_ids, prompt_mask, completion_ids[:, :width], mask, logprobs[:, :width], ended, vocabulary, values=values
     )
 
 

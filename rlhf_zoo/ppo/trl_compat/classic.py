@@ -216,9 +216,9 @@ class PPOTrainer:
         def respond(model: Any) -> Any:
             rows: list[Tensor] = []
             for start in range(0, len(queries), batch_size):
-                length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
+                length_argument = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
                 batch = queries[start : start + batch_size]
-                rows += self._generate_batch(model, batch, return_prompt, generation_kwargs | length)
+                rows += self._generate_batch(model, batch, return_prompt, generation_kwargs | length_argument)
             return rows[0].unsqueeze(0) if is_single else rows
 
         responses = respond(self.model)

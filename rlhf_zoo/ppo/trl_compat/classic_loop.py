@@ -40,7 +40,7 @@ class ClassicLoop(ZooPPOTrainer):
         """
         super().record_metrics(rollout, advantages, loss_metrics)
         token_mask, action_mask = rollout.mask, advantages.mask
-        error = (advantages.values - advantages.returns).square()
+        squared_error = (advantages.values - advantages.returns).square()
         return_mean, return_std = self.mean_and_std(advantages.returns, action_mask)
         value_mean, value_std = self.mean_and_std(advantages.values, action_mask)
         score_mean, score_std = self.mean_and_std(advantages.shaped_scores)
@@ -61,7 +61,7 @@ class ClassicLoop(ZooPPOTrainer):
             "ppo/returns/var": return_std**2,
             "ppo/val/mean": value_mean,
             "ppo/val/var": value_std**2,
-            "ppo/val/error": self.mean(error.masked_fill(~action_mask, math.nan)),
+            "ppo/val/error": self.mean(squared_error.masked_fill(~action_mask, math.nan)),
             "ppo/learning_rate": self.get_learning_rates()[0],
         }
         for name, (mean, deviation) in length_statistics.items():

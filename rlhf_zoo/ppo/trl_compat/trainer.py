@@ -78,8 +78,8 @@ class PPOTrainer(ZooPPOTrainer):
             recompute_logprobs: Whether a forward pass computes log π_old.
         """
         rollout = super().make_rollout(samples, recompute_logprobs=recompute_logprobs)
-        eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
-        return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
+        is_eos = (rollout.samples.completion_ids == self.processing_class.eos_token_id) & rollout.mask
+        return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | is_eos.any(1)))
 
     def generate_completions(self, sampling: bool = False, **kwargs: Any) -> dict[str, list[Any]]:
         """Does the same as in `rlhf_zoo.PPOTrainer`, but returns {} without eval_dataset, as in TRL.
@@ -95,7 +95,7 @@ class PPOTrainer(ZooPPOTrainer):
         model_name: str | None = None,
         dataset_name: str | list[str] | None = None,
         tags: str | list[str] | None = None,
-        **card: Any,
+        **kwargs: Any,
     ) -> None:
         """Makes Trainer's card, with TRL's keywords. `push_to_hub` passes its keywords on to this method.
 
@@ -103,11 +103,11 @@ class PPOTrainer(ZooPPOTrainer):
             model_name: The model's name on the card.
             dataset_name: The name of the data set or data sets.
             tags: The card's tags.
-            **card: More keywords of Trainer's method.
+            **kwargs: More keywords of Trainer's method.
         """
         if dataset_name is not None:
-            card |= {"dataset": dataset_name, "dataset_tags": dataset_name}
-        super().create_model_card(model_name=model_name, tags=tags, **card)
+            kwargs |= {"dataset": dataset_name, "dataset_tags": dataset_name}
+        super().create_model_card(model_name=model_name, tags=tags, **kwargs)
 
 
 def _check_optimizer(trainer: PPOTrainer) -> None:
