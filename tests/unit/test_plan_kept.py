@@ -154,6 +154,15 @@ def test_model_is_traced_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> No
         tracing.Tracer(spec, TINY.config).forward_pass(**options)
 
 
+def test_trace_key_changes_with_code_of_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tracing.Tracer(tracing.ModelSpec("{}"), TINY.config)
+    name = model._cache_name(("decode", 1, 4, False))
+    for function in ("forward", "new_cache"):
+        with monkeypatch.context() as patch:
+            patch.setattr(tracing, function, lambda *_: None)
+            assert model._cache_name(("decode", 1, 4, False)) != name
+
+
 def test_cache_evicts_older_half_when_full(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_FILES", 3)
     for number in range(4):

@@ -269,8 +269,9 @@ class Tracer:
         """Returns a measurement's name in the cache; None if the model may have its own code, which has no version."""
         if is_code_trusted():
             return None
-        source_digest = sha256(Path(__file__).read_bytes()).hexdigest()
-        return digest([versions(), source_digest, asdict(self.spec), self.depth, list(key)])
+        files = [inspect.getfile(measured_code) for measured_code in (Tracer, forward, new_cache)]
+        source_digests = [sha256(Path(file).read_bytes()).hexdigest() for file in files]
+        return digest([versions(), source_digests, asdict(self.spec), self.depth, list(key)])
 
     @property
     def counts(self) -> Counts:

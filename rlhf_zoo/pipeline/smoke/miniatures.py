@@ -76,8 +76,8 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
             check_download(recipe, stage, {name: value}, {})
             flags[stage] |= effective_keys(recipe, stage, {name: value})
             continue
-        group, group_key = (stage, name) if stage == "evaluation" and name else ("recipe", key)
-        check_download(recipe, group, {group_key: value}, {})
+        section, section_key = (stage, name) if stage == "evaluation" and name else ("recipe", key)
+        check_download(recipe, section, {section_key: value}, {})
         flags["recipe"][key] = value
     return flags
 

@@ -213,13 +213,13 @@ def _train_and_record(
 def _finish(run: _StageRun, trainer: Trainer, final_fields: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
     """Chooses the checkpoint of a stage that trained to its last step, and records the result."""
     release = run.settings.release
-    chosen = choose_checkpoint(run.record, release, trainer.args)
-    path = run.record.checkpoint_path(chosen["step"])
+    choice = choose_checkpoint(run.record, release, trainer.args)
+    path = run.record.checkpoint_path(choice["step"])
     if release.push_merged:
         save_merged(path, path / MERGED_MODEL, dtype=run.settings.model.dtype)
     stage_fields = dict(final_fields(trainer, path)) if final_fields is not None else {}
     weights = weights_digest(path)
-    fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **stage_fields}
+    fields = {"chosen": choice, "weights": weights, "seconds": run.seconds(), "finished": now(), **stage_fields}
     run.record.write(status="finished", **fields)
     if run.publisher is not None:
         run.publisher.notify()
