@@ -122,15 +122,9 @@ def _fill_from_link(
 
     # Without triggers, `fill` runs when the page loads. It gets the result of QUERY_SCRIPT unchecked, so `Link.parse`
     # accepts any text.
-    gr.on(
-        None,
-        fill,
-        inputs=[query],
-        outputs=outputs,
-        js=QUERY_SCRIPT,
-        queue=False,
-        **PAGE_EVENT,
-    ).then(None, js=FOLLOW_LINK_SCRIPT, **PAGE_EVENT)
+    gr.on(None, fill, inputs=[query], outputs=outputs, js=QUERY_SCRIPT, queue=False, **PAGE_EVENT).then(
+        None, js=FOLLOW_LINK_SCRIPT, **PAGE_EVENT
+    )
 
 
 def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:

@@ -176,11 +176,7 @@ def _trainer_arguments(run: FinishedRun, method: TrainedMethod, learning_rate: f
 
 
 def _train_by_sft(
-    run: FinishedRun,
-    method: Literal["sft", "rejection"],
-    seed: int,
-    arguments: Mapping[str, Any],
-    record: StageRecord,
+    run: FinishedRun, method: Literal["sft", "rejection"], seed: int, arguments: Mapping[str, Any], record: StageRecord
 ) -> tuple[PreTrainedModel, Compute]:
     context, flags = run.context, {**arguments, "seed": seed}
     if method == "rejection":

@@ -58,22 +58,24 @@ def _compare_file(name: str, published: Path, here: Path) -> dict[str, Any]:
         if not path.is_file():
             return row | {"problem": f"is missing {'in the published checkpoint' if side == 'published' else 'here'}"}
     try:
-        with safe_open(published, framework="pt") as first, safe_open(here, framework="pt") as second:
-            keys = sorted({*first.keys(), *second.keys()})
-            row["tensors"] = len(keys)
-            for key in keys:
-                missing = key not in first.keys(), key not in second.keys()  # noqa: SIM118
-                if any(missing):
+        with safe_open(published, framework="pt") as published_file, safe_open(here, framework="pt") as file_here:
+            published_keys, keys_here = set(published_file.keys()), set(file_here.keys())
+            row["tensors"] = len(published_keys | keys_here)
+            for key in sorted(published_keys | keys_here):
+                if key in published_keys & keys_here:
+                    _compare_tensor(row, key, published_file.get_tensor(key), file_here.get_tensor(key))
+                else:
                     row["differing"] += 1
-                    row["problem"] = row["problem"] or f"{key} is only {'here' if missing[0] else 'published'}"
-                    continue
-                _compare_tensor(row, key, first.get_tensor(key), second.get_tensor(key))
+                    row["problem"] = (
+                        row["problem"] or f"{key} is only {'published' if key in published_keys else 'here'}"
+                    )
     except SafetensorError as error:
         return row | {"problem": f"cannot be read ({first_line(error)})"}
     return row | {key: row[key] if math.isfinite(row[key]) else None for key in ("max_abs", "max_rel")}
 
 
 def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Adds the difference of a tensor to the row of its file. `a` is published, and `b` is here."""
     if a.shape != b.shape or a.dtype != b.dtype:
         row["differing"] += 1
         shapes = " and ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in (a, b))
@@ -82,10 +84,10 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
     if torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))):
         return
     row["differing"] += 1
-    published, local = a.double(), b.double()
+    a, b = a.double(), b.double()
     # Equal infinities have distance 0, and a NaN on one side has an infinite distance.
-    distance = torch.where(published == local, 0.0, (published - local).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    largest, scale = float(distance.max()), float(published.abs().max())
+    distance = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    largest, scale = float(distance.max()), float(a.abs().max())
     if row["worst"] is None or largest > row["max_abs"]:
         row["worst"], row["max_abs"] = key, largest
     row["max_rel"] = max(row["max_rel"], largest / scale if scale else math.inf if largest else 0.0)
@@ -157,7 +159,7 @@ def compare_metrics(
     comparison: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
     if steps[0] != steps[1]:
         row, pair = next((row, pair) for row, pair in enumerate(zip_longest(*steps), 1) if pair[0] != pair[1])
-        first, second = ("no step" if side is None else f"step {side}" for side in pair)
+        first, second = ("no step" if number is None else f"step {number}" for number in pair)
         comparison["problem"] = f"row {row} has {first} in the published metrics and {second} here"
     columns: dict[str, dict[str, Any]] = {}
     for a, b in zip(*(map(without_times, rows) for rows in sides), strict=False):
@@ -169,8 +171,8 @@ def compare_metrics(
             column["rows"] += 1
             column["first_step"] = a["step"] if column["first_step"] is None else column["first_step"]
             distance = _distance(a.get(name), b.get(name))
-            is_numeric = column["max_abs"] is not None and distance is not None
-            column["max_abs"] = max(column["max_abs"], distance) if is_numeric else None
+            has_numbers = column["max_abs"] is not None and distance is not None
+            column["max_abs"] = max(column["max_abs"], distance) if has_numbers else None
     comparison["columns"] = len(columns)
     comparison["differing"] = [column for column in columns.values() if column["rows"]]
     return comparison

@@ -102,17 +102,17 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         check("value model", lambda settings, _: _find_parent(context, settings, "value"), "keys", "models")
         check("policy", _load_policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *results: _load_tokenizer(context, *results), "prompts", "sft checkpoint", "policy")
-        lengths = ("keys", "prompts", "policy", "tokenizer", "room")
-        check("prompt length", lambda *results: _check_prompt_lengths(*results[:4]), *lengths)
+        needs = ("keys", "prompts", "policy", "tokenizer", "room")
+        check("prompt length", lambda *results: _check_prompt_lengths(*results[:4]), *needs)
         check("prompt ids", _check_prompt_ids, "prompt length", "policy")
         check("policy's tokenizer", _check_policy_tokenizer, "policy", "tokenizer", "prompt ids")
         check("reward head", _load_reward_models, "keys", "reward checkpoint")
-        models = ("keys", "reward checkpoint", "reward head", "tokenizer")
-        check("reward model's tokenizer", lambda *results: _check_reward_tokenizer(context, *results), *models)
+        needs = ("keys", "reward checkpoint", "reward head", "tokenizer")
+        check("reward model's tokenizer", lambda *results: _check_reward_tokenizer(context, *results), *needs)
         check("reward reads the end", _check_reads_eos, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its optimizer steps.
-        inputs = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", _build_trainer, *inputs, "reward model's tokenizer", "value model")
+        needs = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
+        check("trainer", _build_trainer, *needs, "reward model's tokenizer", "value model")
         check("critic", _check_critic, "trainer")
         check("end tokens", _sample_rollout, "trainer")
         check("KL at the start", _check_kl, "trainer", "end tokens")
@@ -129,8 +129,9 @@ def _check_keys(context: RunContext, publishes: bool) -> tuple[StageSettings, st
     settings = {stage: context.settings(stage) for stage in context.recipe.stages}
     for stage_settings in settings.values():
         check_installed(stage_settings)
-    for stage in settings if publishes else ():
-        check_planned_base(context, stage)
+    if publishes:
+        for stage in settings:
+            check_planned_base(context, stage)
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: all keys and their types are valid"
 
 
@@ -229,10 +230,7 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
     lineage = checkpoint.lineage
     origin = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
     if name in context.recipe.stages and lineage["path"] is None:
-        return (
-            checkpoint,
-            f"{origin}, published earlier, because {context.directory} has none; a run there trains its own",
-        )
+        origin = f"{origin}, published earlier, because {context.directory} has none; a run there trains its own"
     return checkpoint, str(origin)
 
 
@@ -257,14 +255,9 @@ def _load_tokenizer(
 ) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = load_policy_tokenizer(context, checkpoint.path, data)
     check_tokenizer(tokenizer, policy)
-    special_tokens = (
-        f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
-    )
-    return (
-        tokenizer,
-        f"{special_tokens}; the highest id is {max(tokenizer.get_vocab().values())}, "
-        f"of {count_embedding_rows(policy)} embedding rows",
-    )
+    eos, pad = f"{tokenizer.eos_token} = {tokenizer.eos_token_id}", f"{tokenizer.pad_token} = {tokenizer.pad_token_id}"
+    highest_id, row_count = max(tokenizer.get_vocab().values()), count_embedding_rows(policy)
+    return tokenizer, f"EOS {eos}, PAD {pad}; the highest id is {highest_id}, of {row_count} embedding rows"
 
 
 def _check_prompt_lengths(
@@ -320,9 +313,8 @@ def _prompt_loss(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
         batch = slice(rows[0], rows[-1] + 1)
         return -text_logprobs(policy, ids[batch], attention[batch])
 
-    return float(
-        F.masked_mean(torch.cat(list(MicroBatches(TOKENIZER_PROMPTS).run(nats, range(len(texts))))), attention[:, 1:])
-    )
+    losses = torch.cat(list(MicroBatches(TOKENIZER_PROMPTS).run(nats, range(len(texts)))))
+    return float(F.masked_mean(losses, attention[:, 1:]))
 
 
 def _load_reward_models(settings: StageSettings, parents: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
@@ -340,7 +332,7 @@ def _check_reward_tokenizer(
     models: list[PreTrainedModel],
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[list[RewardModel], str]:
-    args, rewards, details, names = settings.trainer, [], [], parent_names(settings)
+    args, reward_models, details, names = settings.trainer, [], [], parent_names(settings)
     options: dict[str, Any] = {
         "label": args.reward_label, "output": args.reward_output, "pad_token": args.reward_pad_token,
         "center": args.score_centering == "stored", "scale": args.score_scaling == "stored",
@@ -349,36 +341,37 @@ def _check_reward_tokenizer(
     for checkpoint, model, role in zip(parents, models, REWARD_ROLES, strict=False):
         own_tokenizer = load_tokenizer(checkpoint.path)
         check_saved_tokenizer(model, own_tokenizer, subject="the reward model")
-        reward = RewardModel(model, own_tokenizer, tokenizer, **options)
-        if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
+        reward_model = RewardModel(model, own_tokenizer, tokenizer, **options)
+        if not reward_model.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
             raise ZooError(
                 f"The tokenizer in {checkpoint.path} differs from the SFT policy's, with which the recipe's reward "
                 "model is trained: tokenizers may be swapped, or sft was trained again; use each model's own "
                 "tokenizer, or train reward again."
             )
-        comparison = (
-            "the policy's: it reads ids" if reward.shares_ids else "different from the policy's: it reads texts"
-        )
-        rewards.append(reward)
-        details.append(f"{comparison}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}")
-    return rewards, ". ".join(details) or "no reward model"
+        comparison = "different from the policy's: it reads texts"
+        if reward_model.shares_ids:
+            comparison = "the policy's: it reads ids"
+        reward_models.append(reward_model)
+        scale = f"scores are (s − μ)/σ with μ {reward_model.mean:.3g} and σ {reward_model.std:.3g}"
+        details.append(f"{comparison}; {scale}")
+    return reward_models, ". ".join(details) or "no reward model"
 
 
 def _check_reads_eos(
-    rewards: list[RewardModel], tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    reward_models: list[RewardModel], tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
     texts, details = tokenizer.batch_decode(prompts[:TRIAL_PROMPTS], skip_special_tokens=True), []
-    for reward in rewards:
-        if reward.tokenizer.eos_token_id is None:
+    for reward_model in reward_models:
+        if reward_model.tokenizer.eos_token_id is None:
             details.append("its tokenizer has no end-of-sequence token")
             continue
-        if reward.always_appends_eos:
+        if reward_model.always_appends_eos:
             details.append("it reads an end-of-sequence token after every text")
             continue
-        with_eos, without_eos = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
+        with_eos, without_eos = (reward_model.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
         if not (with_eos - without_eos).abs().max() > 0:
             raise ZooError(
-                f"The reward model {reward.name} gives {len(texts)} texts the same score with and without an "
+                f"The reward model {reward_model.name} gives {len(texts)} texts the same score with and without an "
                 f"end-of-sequence token (the first has {float(with_eos[0]):.4g}), so it does not read the last token: "
                 "check the model's pooling and head."
             )
@@ -398,7 +391,7 @@ def _build_trainer(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     _ids: list[list[int]],
-    rewards: list[PreTrainedModel],
+    models: list[PreTrainedModel],
     reward_models: list[RewardModel],
     value: ParentCheckpoint | None,
 ) -> tuple[PPOTrainer, str]:
@@ -407,8 +400,8 @@ def _build_trainer(
         functions,
         model=policy,
         processing_class=tokenizer,
-        reward_model=rewards or None,
-        reward_processing_class=[model.tokenizer for model in reward_models] or None,
+        reward_model=models or None,
+        reward_processing_class=[reward_model.tokenizer for reward_model in reward_models] or None,
         value_model=None if value is None else value.path,
         **drop_too_long_prompts(settings, tokenizer, data)[0],
     )
@@ -427,7 +420,7 @@ def _check_critic(trainer: PPOTrainer) -> tuple[None, str]:
         values = trainer.actor.values(samples)
     check_values(values, samples.mask)
     class_name = type(trainer.value_model).__name__
-    return None, f"{class_name}, V(prompt) {float(values.mean()):.3g} on average over {len(prompts)}"
+    return None, f"{class_name}, V(prompt) {float(values.mean()):.3g} on average over {len(prompts)} prompts"
 
 
 def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:

@@ -50,11 +50,11 @@ class Examination:
                 fail, and SkipCheck to be skipped.
             *needs: Names of earlier checks whose results the test takes.
         """
-        missing = next((need for need in needs if need not in self._results), None)
-        if missing is not None:
-            self._fail_or_skip(name, SKIPPED, self._skip_reasons[missing])
+        unmet_need = next((need for need in needs if need not in self._results), None)
+        if unmet_need is not None:
+            self._fail_or_skip(name, SKIPPED, self._skip_reasons[unmet_need])
             return
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught_warnings:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", GuardWarning)
             try:
@@ -68,8 +68,8 @@ class Examination:
                 self._fail_or_skip(name, FAILED, detail, f"needs the check {name!r}, which failed")
                 return
         # The trainer repeats warnings of earlier checks, but each is shown only once.
-        messages = dict.fromkeys(str(warning.message) for warning in caught)
-        new_messages = [text for text in messages if text not in self._shown_warnings]
+        messages = dict.fromkeys(str(warning.message) for warning in caught_warnings)
+        new_messages = [message for message in messages if message not in self._shown_warnings]
         self._shown_warnings.update(new_messages)
         self.findings.append(Finding(name, WARNING if new_messages else OK, " ".join(new_messages) or detail))
 

@@ -173,12 +173,12 @@ def recipe_of(published: PublishedCheckpoint, allowed_names: Sequence[str] = ())
         ZooError: A key has a value that a download may not set, a Python object is not trusted, or a parent was never
             published.
     """
-    stage_keys = {
+    stage_values = {
         key: value for key, value in published.settings.items() if key not in (*NON_STAGE_KEYS, *IGNORED_KEYS)
     }
-    _check_keys(published, stage_keys)
+    _check_keys(published, stage_values)
     _check_names(published, allowed_names)
-    stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}
+    stages: dict[str, dict[str, Any]] = {published.stage: {**stage_values, "report_to": []}}
     pinned_by_stage: dict[str, str] = {}
     if published.stage == "reward":
         if published.card.get("round") is not None:
@@ -190,17 +190,17 @@ def recipe_of(published: PublishedCheckpoint, allowed_names: Sequence[str] = ())
         stages["sft"] = {}
     elif published.stage == "ppo":
         published_names = {
-            "sft": stage_keys.get("model_name_or_path") or "sft",
-            **reward_roles(stage_keys.get("reward_model_path", "reward")),
+            "sft": stage_values.get("model_name_or_path") or "sft",
+            **reward_roles(stage_values.get("reward_model_path", "reward")),
         }
         pinned_by_role = {role: _pinned_parent(published, role) for role in published_names}
-        # A model that a stage of the same recipe trained keeps the stage's name; another is named with its commit.
+        # A model that a stage of the same recipe trained keeps the stage's name; others are named with their commits.
         pinned_by_stage = {role: pinned for role, pinned in pinned_by_role.items() if published_names[role] == role}
         stages |= {role: {} for role in pinned_by_stage}
-        names = {role: role if role in pinned_by_stage else pinned for role, pinned in pinned_by_role.items()}
-        reward_names = [name for role, name in names.items() if role != "sft"]
+        recipe_names = {role: role if role in pinned_by_stage else pinned for role, pinned in pinned_by_role.items()}
+        reward_names = [name for role, name in recipe_names.items() if role != "sft"]
         if "sft" not in pinned_by_stage:
-            stages["ppo"]["model_name_or_path"] = names["sft"]
+            stages["ppo"]["model_name_or_path"] = recipe_names["sft"]
         if reward_names and reward_names != ["reward"]:
             stages["ppo"]["reward_model_path"] = reward_names if len(reward_names) > 1 else reward_names[0]
     if published.stage != "ppo" and isinstance(ppo := published.settings.get("ppo"), Mapping):
@@ -268,14 +268,15 @@ def _check_keys(published: PublishedCheckpoint, stage_values: Mapping[str, Any])
 def _check_names(published: PublishedCheckpoint, allowed_names: Sequence[str]) -> None:
     objects = list(named_objects(published))
     object_names = [name for _, name, _ in objects]
-    if unknown := [name for name in allowed_names if name not in object_names]:
+    if unknown_names := [name for name in allowed_names if name not in object_names]:
         values = ", ".join(object_names) or "nothing"
-        raise ZooError(f"{ALLOW_FLAG} names {unknown[0]}, but {published.where} names {values}: remove it.")
+        raise ZooError(f"{ALLOW_FLAG} names {unknown_names[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in objects:
         check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed_names)
     for key in _MODEL_KEYS:
         value = published.settings.get(key)
-        for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
+        names = value if isinstance(value, list) else [value]
+        for model in map(str, [] if value is None else names):
             if model not in STAGES:
                 check_repository(model, key=key, where=published.where)
                 if revision := model.partition("@")[2]:

@@ -35,13 +35,7 @@ from ...runs.record import COMPLETE, StageRecord, fingerprint
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES
 from ...runs.trusted_names import LOADERS
 from ..run_recipe import run_stage
-from .differences import (
-    compare_files,
-    compare_metrics,
-    compare_settings,
-    compare_versions,
-    compare_weights,
-)
+from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights
 from .published import PublishedCheckpoint, comparable_settings, fetch_published, named_objects, recipe_of
 
 if TYPE_CHECKING:
@@ -78,7 +72,7 @@ def reproduce(
             published step.
     """
     published = fetch_published(name, hub)
-    recipe, pinned = recipe_of(published, allowed_names)
+    recipe, pinned_checkpoints = recipe_of(published, allowed_names)
     context = RunContext(
         recipe=recipe,
         directory=directory or Path("runs") / "reproduce" / published.folder_name,
@@ -86,7 +80,7 @@ def reproduce(
         namespace="local",
         publish=False,
         command=command,
-        pinned_checkpoints=pinned,
+        pinned_checkpoints=pinned_checkpoints,
         stop_after=published.step,
         preflight_passed=True,  # nothing is evaluated
     )
@@ -109,7 +103,7 @@ def _reproduce(published: PublishedCheckpoint, context: RunContext) -> dict[str,
     if not result_file.is_file():
         write_json(result_file, {**_identity(published), "begun": now()})
     data, data_notes = _prepare_data(context, published)
-    started = time.monotonic()
+    start_time = time.monotonic()
     record = context.record(published.stage)
     checkpoint = record.checkpoint_path(published.step)
     must_train = not (checkpoint / COMPLETE).is_file()
@@ -119,13 +113,13 @@ def _reproduce(published: PublishedCheckpoint, context: RunContext) -> dict[str,
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
             f"The run in {record.path} ended before step {published.step}, the step of {published.name}, so the "
-            "recipe.json there is from another run: choose another checkpoint."
+            "published recipe.json is from another run: choose another checkpoint."
         )
     check_integrity(checkpoint)
     document = {
         **_identity(published),
         "directory": str(context.directory),
-        "seconds": round(time.monotonic() - started, 1) if must_train else None,
+        "seconds": round(time.monotonic() - start_time, 1) if must_train else None,
         **_compare(published, context, checkpoint),
         "data": _compare_data(context.directory / "data", data),
         "notes": [*_make_notes(published), *rounding_notes, *data_notes],
@@ -139,8 +133,8 @@ def _note_rounded_parents(published: PublishedCheckpoint, context: RunContext) -
     notes = []
     for role in ("sft", *REWARD_ROLES):
         if (parent := published.parent(role)) is not None:
-            settings = resolve("@".join(parent), context.hub, is_repository=True).path / RECIPE_FILE
-            dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
+            recipe_file = resolve("@".join(parent), context.hub, is_repository=True).path / RECIPE_FILE
+            dtype = read_json(recipe_file).get("push_dtype") if recipe_file.is_file() else None
             if dtype is not None:
                 notes.append(
                     f"the {PARENT_TITLES[role]} was published in {clean(str(dtype))}, but the run started from the "
@@ -165,9 +159,9 @@ def _check_directory(directory: Path, published: PublishedCheckpoint) -> None:
     """Raises ZooError if the directory has files other than those of an earlier reproduction of this checkpoint."""
     result_file = directory / RESULT_FILE
     if result_file.is_file():
-        earlier = read_json(result_file)
-        identity_keys = ("commit", "fingerprint", "stage", "step")
-        if not isinstance(earlier, dict) or any(earlier.get(key) != _identity(published)[key] for key in identity_keys):
+        result, identity = read_json(result_file), _identity(published)
+        keys = ("commit", "fingerprint", "stage", "step")
+        if not isinstance(result, dict) or any(result.get(key) != identity[key] for key in keys):
             raise ZooError(f"{directory} holds the reproduction of another checkpoint: choose another --output_dir.")
         return
     if directory.is_dir() and any(path.name != LOCK for path in directory.iterdir()):
@@ -197,19 +191,14 @@ def _prepare_data(context: RunContext, published: PublishedCheckpoint) -> tuple[
     """
     config, parent = context.shared, published.parent("data")
     repo, commit = parent or (None, None)
+    notes: list[str] = []
     if config.corpus is None:
-        _check_data_set(str(config.dataset_name), config.dataset_revision, context.hub)
-        notes = []
-        if config.dataset_revision is None:
-            notes.append(f"the published run did not pin {config.dataset_name}: its current revision was loaded")
-        return {
-            "repo": config.dataset_name,
-            "commit": config.dataset_revision,
-            "how": f"loaded from {config.dataset_name}",
-            "folder": None,
-        }, notes
+        name, revision = config.dataset_name, config.dataset_revision
+        _check_data_set(str(name), revision, context.hub)
+        if revision is None:
+            notes.append(f"the published run did not pin {name}: its current revision was loaded")
+        return {"repo": name, "commit": revision, "how": f"loaded from {name}", "folder": None}, notes
     data: dict[str, Any] = {"repo": repo, "commit": commit, "how": "prepared again by its corpus", "folder": None}
-    notes = []
     if parent is None:
         notes.append("the data set was never published: the output of the corpus could not be compared with it")
     else:
@@ -272,11 +261,8 @@ def _copy_data(context: RunContext, folder: Path) -> None:
 def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """Compares the stage's data files. Returns {repo, commit, how, compared, differing}."""
     published_folder = data["folder"]
-    names = (
-        [name for name in split_files(published_folder) if (run_folder / name).is_file()]
-        if published_folder is not None
-        else []
-    )
+    names = [] if published_folder is None else split_files(published_folder)
+    names = [name for name in names if (run_folder / name).is_file()]
     differing = [name for name in names if (published_folder / name).read_bytes() != (run_folder / name).read_bytes()]
     description = {key: data[key] for key in ("repo", "commit", "how")}
     return {**description, "compared": len(names), "differing": differing}

@@ -84,6 +84,10 @@ class TracedPolicy:
     is_trusted: bool
 
     @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
     def is_initial(self) -> bool:
         """Whether this is the policy that PPO started from. Its critic was never saved."""
         return self.step == 0
@@ -161,10 +165,10 @@ def _from_run(
     document = record.read()
     if (stage := document.get("stage")) != "ppo":
         raise ZooError(f"{stage_folder} is the folder of the stage {stage}: pass the folder of the PPO stage.")
-    steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
-    step = max(steps, default=0) if step is None else step
-    name = _checkpoint_at(steps, step, str(stage_folder)) if step else None
-    old_name = _old_policy_name(steps, step, old, str(stage_folder))
+    names_by_step = {checkpoint_step(path): str(path) for path in record.checkpoints()}
+    step = max(names_by_step, default=0) if step is None else step
+    policy_name = _checkpoint_at(names_by_step, step, str(stage_folder)) if step else None
+    old_name = _old_policy_name(names_by_step, step, old, str(stage_folder))
     parents = document.get("parents") or {}
 
     def find(role: str, remedy: str) -> Checkpoint:
@@ -178,7 +182,7 @@ def _from_run(
         else [_resolve_checkpoint(reward, hub)]
     )
     return TracedPolicy(
-        policy=reference if name is None else _resolve_checkpoint(name, hub),
+        policy=reference if policy_name is None else _resolve_checkpoint(policy_name, hub),
         reference=reference,
         reward_models=tuple(reward_models),
         value_model=find("value", "trace a later step") if parents.get("value") and not step else None,
@@ -191,14 +195,7 @@ def _from_run(
 
 
 def _from_repository(
-    name: str,
-    *,
-    step: int | None,
-    revision: str | None,
-    old: str | None,
-    sft: str | None,
-    reward: str | None,
-    hub: Hub,
+    name: str, *, step: int | None, revision: str | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
 ) -> TracedPolicy:
     is_local = Path(name).is_dir()
     repo, tag = (name, None) if is_local else split_revision(name)
@@ -226,9 +223,9 @@ def _from_repository(
         raise ZooError(
             f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
         )
-    steps = {} if is_local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
+    names_by_step = {} if is_local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
     is_initial = step == 0
-    old_name = _old_policy_name(steps, 0 if is_initial else card_step, old, repo)
+    old_name = _old_policy_name(names_by_step, 0 if is_initial else card_step, old, repo)
     return TracedPolicy(
         policy=lineage.sft if is_initial else policy,
         reference=lineage.sft,
@@ -244,8 +241,7 @@ def _from_repository(
 
 def _find_published_value_model(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
     """Finds the model that the critic started from, at its commit; None if the card does not name one."""
-    parent = get_nested(card, "parents", "value") or {}
-    repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
+    repo, commit = (get_nested(card, "parents", "value", key) for key in ("repo", "commit"))
     return resolve(f"{repo}@{commit}", hub, is_repository=True) if hub_id(repo) and is_revision(commit) else None
 
 
@@ -273,20 +269,20 @@ def _resolve_checkpoint(name: str, hub: Hub, *, skip_source: bool = False) -> Ch
     return checkpoint
 
 
-def _checkpoint_at(steps: Mapping[int, str], step: int, where: str) -> str:
-    if step not in steps:
-        other_steps = f" or one of {', '.join(map(str, sorted(steps)))}" if steps else ""
+def _checkpoint_at(names_by_step: Mapping[int, str], step: int, where: str) -> str:
+    if step not in names_by_step:
+        other_steps = f" or one of {', '.join(map(str, sorted(names_by_step)))}" if names_by_step else ""
         raise ZooError(f"{where} has no checkpoint of step {step}: choose 0 (the start of PPO){other_steps}.")
-    return steps[step]
+    return names_by_step[step]
 
 
-def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
+def _old_policy_name(names_by_step: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
     """Returns the name of π_old, which is `old` or by default the checkpoint before `step`; None for the reference."""
     if old is None:
-        earlier_steps = [number for number in steps if number < step]
-        return steps[max(earlier_steps)] if earlier_steps else None
+        earlier_steps = [number for number in names_by_step if number < step]
+        return names_by_step[max(earlier_steps)] if earlier_steps else None
     if old.isdecimal():  # a step of the same run
-        return _checkpoint_at(steps, int(old), where) if int(old) else None
+        return _checkpoint_at(names_by_step, int(old), where) if int(old) else None
     return old
 
 
@@ -321,7 +317,7 @@ def _find_parent(stage_folder: Path, document: Mapping[str, Any], role: str, hub
 
 
 def trace_checkpoint(
-    traced: TracedPolicy,
+    traced_policy: TracedPolicy,
     prompt: Prompt,
     *,
     seed: int = 1,
@@ -333,7 +329,7 @@ def trace_checkpoint(
     """Loads the models and traces a completion of a prompt.
 
     Args:
-        traced: The policy and the models of its run.
+        traced_policy: The policy, and the models of its run.
         prompt: A text or a conversation.
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
@@ -345,36 +341,39 @@ def trace_checkpoint(
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
     """
     silence_transformers()
-    where = str(traced.settings_file)
-    data_settings = recorded_settings(traced.settings, "ppo", DATA_KEYS, where=where)
-    settings = recorded_settings(traced.settings, "ppo", TRAINER_KEYS, where=where)
-    functions, weights = _load_functions(traced, data_settings, settings["reward_weights"], reward_funcs)
+    where = str(traced_policy.settings_file)
+    data_settings = recorded_settings(traced_policy.settings, "ppo", DATA_KEYS, where=where)
+    settings = recorded_settings(traced_policy.settings, "ppo", TRAINER_KEYS, where=where)
+    functions, weights = _load_functions(traced_policy, data_settings, settings["reward_weights"], reward_funcs)
     settings |= {"reward_weights": weights}
-    if len(traced.reward_models) < 2:  # --reward may replace the run's ensemble by a single model
+    if len(traced_policy.reward_models) < 2:  # --reward may replace the run's ensemble by a single model
         settings |= {"reward_ensemble": None, "reward_ensemble_lambda": None}
     settings |= {} if temperature is None else {"temperature": temperature}
     settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
-    args = PPOConfig(output_dir=str(traced.policy.path), report_to="none", **settings)
-    tokenizer = tokenizer_of(traced.policy)
-    checkpoints = {"policy": traced.policy, "reference": traced.reference}
-    checkpoints |= {"old": traced.old} if traced.old is not None else {}
+    args = PPOConfig(output_dir=str(traced_policy.policy.path), report_to="none", **settings)
+    tokenizer = tokenizer_of(traced_policy.policy)
+    checkpoints = {"policy": traced_policy.policy, "reference": traced_policy.reference}
+    checkpoints |= {"old": traced_policy.old} if traced_policy.old is not None else {}
     for checkpoint in checkpoints.values():
         if not same_token_ids(tokenizer, tokenizer_of(checkpoint)):
             raise ZooError(
-                f"{checkpoint.name} has a different tokenizer from {traced.policy.name}, so their log-probabilities "
+                f"{checkpoint.name} has a different tokenizer from {traced_policy.name}, so their log-probabilities "
                 "cannot be compared: choose a checkpoint of the same run."
             )
     policies = {role: load_causal(checkpoint.path) for role, checkpoint in checkpoints.items()}
     loader = data_settings["reward_model_loader"]
-    reward_models = [_load_reward_model(traced, checkpoint, loader, args) for checkpoint in traced.reward_models]
-    tokenizers = [tokenizer_of(checkpoint) for checkpoint in traced.reward_models]
+    reward_models = [
+        _load_reward_model(traced_policy, checkpoint, loader, args) for checkpoint in traced_policy.reward_models
+    ]
+    tokenizers = [tokenizer_of(checkpoint) for checkpoint in traced_policy.reward_models]
     rewards = build_rewards(reward_models, functions, args, tokenizer, tokenizers)
     assert rewards is not None
-    critic = _load_critic(traced, data_settings["value_model_name_or_path"], policies["policy"], rewards, args)
+    critic = _load_critic(traced_policy, data_settings["value_model_name_or_path"], policies["policy"], rewards, args)
     for model in (*policies.values(), critic, *(reward.model for reward in rewards.models)):
         move_to_best_device(model)
-    initial_state = args.kl_coef, RunningScores()
-    kl_coef, scores = initial_state if traced.is_initial else _read_state(traced.policy.path / PPO_STATE)
+    kl_coef, running_scores = args.kl_coef, RunningScores()
+    if not traced_policy.is_initial:
+        kl_coef, running_scores = _read_state(traced_policy.policy.path / PPO_STATE)
     return trace(
         prompt,
         **policies,
@@ -383,19 +382,19 @@ def trace_checkpoint(
         tokenizer=tokenizer,
         args=args,
         kl_coef=kl_coef,
-        running_scores=scores,
+        running_scores=running_scores,
         columns=columns,
         seed=seed,
     )
 
 
 def _load_reward_model(
-    traced: TracedPolicy, checkpoint: Checkpoint, loader: str | None, args: PPOConfig
+    traced_policy: TracedPolicy, checkpoint: Checkpoint, loader: str | None, args: PPOConfig
 ) -> PreTrainedModel:
     """Loads a reward model. Raises ZooError if a download names the code that loads it."""
-    if loader is not None and not traced.is_trusted:
+    if loader is not None and not traced_policy.is_trusted:
         raise ZooError(
-            f"The reward model of {traced.policy.name} is loaded by {loader}, but code that a download names is not "
+            f"The reward model of {traced_policy.name} is loaded by {loader}, but code that a download names is not "
             f"imported: trace a run directory of your own, add {TRUST_RUN_FLAG} if you trust the run, or trace a "
             "policy with another reward model."
         )
@@ -403,60 +402,69 @@ def _load_reward_model(
 
 
 def _load_functions(
-    traced: TracedPolicy, data_settings: Mapping[str, Any], weights: list[float] | None, allowed_names: Sequence[str]
+    traced_policy: TracedPolicy,
+    data_settings: Mapping[str, Any],
+    weights: list[float] | None,
+    allowed_names: Sequence[str],
 ) -> tuple[list[Any], list[float]]:
-    """Loads the reward functions. Returns them, and the weights of all rewards.
+    """Returns the reward functions, and the weights of all rewards.
 
     Functions that a download names are imported only if `trusted_names` or the user allows it. A function with weight 0
     that may not be imported is left out.
     """
     names = data_settings["reward_funcs"] or []
     has_reward_model = data_settings["reward_model_path"] is not None
-    if traced.reward_models and not has_reward_model:
-        raise ZooError(f"{traced.policy.name} was trained without a reward model: remove --reward.")
-    if not traced.reward_models and has_reward_model:
-        raise ZooError(f"{traced.policy.name} does not record its reward model: name it with --reward.")
-    model_count = 1 if has_reward_model else 0  # its weight comes before those of the functions
-    count = model_count + len(names)
-    weights = [1.0] * count if weights is None else weights
-    if len(weights) != count:
-        raise ZooError(
-            f"{traced.settings_file} has {len(weights)} reward_weights for {count} rewards: use another run."
-        )
+    if traced_policy.reward_models and not has_reward_model:
+        raise ZooError(f"{traced_policy.name} was trained without a reward model: remove --reward.")
+    if not traced_policy.reward_models and has_reward_model:
+        raise ZooError(f"{traced_policy.name} does not record its reward model: name it with --reward.")
+    model_count = int(has_reward_model)  # the model's weight comes before those of the functions
+    reward_count = model_count + len(names)
+    weights = [1.0] * reward_count if weights is None else weights
+    if len(weights) != reward_count:
+        counts = f"{len(weights)} reward_weights for {reward_count} rewards"
+        raise ZooError(f"{traced_policy.settings_file} has {counts}: use another run.")
     if unknown_names := [name for name in allowed_names if name not in names]:
         raise ZooError(
-            f"--reward_funcs names {unknown_names[0]}, but the reward functions of {traced.policy.name} are "
+            f"--reward_funcs names {unknown_names[0]}, but the reward functions of {traced_policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
-    if traced.is_trusted:
+    if traced_policy.is_trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     weight_by_name = dict(zip(names, weights[model_count:], strict=True))
     loadable_names = [name for name in names if name in allowed_names or may_import(name, REWARDS)]
-    if missing := [name for name, weight in weight_by_name.items() if weight and name not in loadable_names]:
-        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if traced.settings_file.name == "run.json" else ""
+    if refused_names := [name for name, weight in weight_by_name.items() if weight and name not in loadable_names]:
+        is_run = traced_policy.settings_file.name == "run.json"
+        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if is_run else ""
         raise ZooError(
-            f"{traced.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
-            f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
+            f"{traced_policy.name} was also rewarded by {', '.join(refused_names)}, but code that a download names is "
+            f"not imported unless you allow it: add --reward_funcs {shlex.quote(refused_names[0])}{hint} if you trust "
+            "it."
         )
     functions = [load_object(name, group=REWARDS) for name in loadable_names]
     return functions, weights[:model_count] + [weight_by_name[name] for name in loadable_names]
 
 
 def _load_critic(
-    traced: TracedPolicy, value_model_name: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
+    traced_policy: TracedPolicy,
+    value_model_name: str | None,
+    policy: PreTrainedModel,
+    rewards: Rewards,
+    args: PPOConfig,
 ) -> PreTrainedModel | ValueHead:
     """Loads the critic that was saved with the policy. At step 0, builds a new critic as PPO does."""
-    if traced.is_initial:
-        if value_model_name is not None and traced.value_model is None:
+    if traced_policy.is_initial:
+        if value_model_name is not None and traced_policy.value_model is None:
             raise ZooError(
-                f"The critic of {traced.policy.name} started from {value_model_name} at an unknown commit: trace a "
+                f"The critic of {traced_policy.name} started from {value_model_name} at an unknown commit: trace a "
                 "later step."
             )
-        value_model_path = None if traced.value_model is None else traced.value_model.path
+        value_model_path = None if traced_policy.value_model is None else traced_policy.value_model.path
         return build_critic(value_model_path, rewards, policy, args)
-    if (critic := load_critic(traced.policy.path, policy)) is None:
+    critic = load_critic(traced_policy.policy.path, policy)
+    if critic is None:
         raise ZooError(
-            f"{traced.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
+            f"{traced_policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
             "directory (`rlhf-zoo trace runs/RECIPE`), which has the critic, or train with `push_critic: true` in "
             "ppo.yaml, which publishes it."
         )
@@ -467,12 +475,12 @@ def _read_state(path: Path) -> tuple[float, RunningScores]:
     """Reads β and the running score statistics of a checkpoint."""
     state = read_json(path)
     try:
-        kl_coef, scores = float(state["kl_coef"]), RunningScores(*map(float, state.get("scores_seen", ())))
+        kl_coef, running_scores = float(state["kl_coef"]), RunningScores(*map(float, state.get("scores_seen", ())))
     except (KeyError, TypeError, ValueError) as error:
         raise ZooError(f"{path} was not written by PPO ({error}): use another checkpoint.") from error
     if not math.isfinite(kl_coef):
         raise ZooError(f"{path} has β = {kl_coef}: use another checkpoint.")
-    return kl_coef, scores
+    return kl_coef, running_scores
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
