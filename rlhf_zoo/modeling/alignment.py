@@ -20,7 +20,7 @@ _MAX_INCOMPLETE = 3  # bytes, because the longest UTF-8 character has four
 #: The number of prompt tokens that are decoded before a completion, as context for the completion's first token.
 _PROMPT_TOKENS_KEPT = 16
 # Texts after which a completion is encoded if a single token spans the prompt's end and the completion's beginning.
-_ANCHORS = ("", "\n", ".", "a")
+_ANCHORS = ("", "\n", ".", "a")  # the empty text has no tokens, so it always gives a candidate
 
 
 def decode_after(
@@ -151,12 +151,12 @@ class IncrementalDetokenizer:
         self.ids.append(token)
         self._tokens.append(token)
         decoded = self._decode(self._start)
-        incomplete = min(len(decoded) - len(decoded.rstrip(_REPLACEMENT)), _MAX_INCOMPLETE)
-        piece = decoded[self._emitted_length : len(decoded) - incomplete]
+        incomplete_length = min(len(decoded) - len(decoded.rstrip(_REPLACEMENT)), _MAX_INCOMPLETE)
+        piece = decoded[self._emitted_length : len(decoded) - incomplete_length]
         self.by_token.append(piece)
         self._visible_pieces.append("" if token in self._special_ids else piece)
-        if incomplete:
-            self._emitted_length = max(self._emitted_length, len(decoded) - incomplete)
+        if incomplete_length:
+            self._emitted_length = max(self._emitted_length, len(decoded) - incomplete_length)
         else:
             self._start, self._next_start = self._next_start, len(self._tokens)
             self._emitted_length = len(self._decode(self._start))

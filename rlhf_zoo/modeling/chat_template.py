@@ -111,7 +111,7 @@ class ChatSettings:
             head += "{%- endif %}"
         tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
         # If the template does not accept these settings, fail here instead of at the first prompt.
-        render_ids([{"role": "user", "content": _PLACEHOLDER}], tokenizer, add_generation_prompt=True)
+        render_ids(_PLACEHOLDER_TURNS[:1], tokenizer, add_generation_prompt=True)
         return tokenizer
 
     def write_for_prompts(
@@ -317,13 +317,12 @@ def _turn_start(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     template = tokenizer.chat_template
     cached = _TURN_STARTS.get(tokenizer)
     if cached is None or cached[0] != template:
-        turns = [{"role": "user", "content": _PLACEHOLDER}]
-        start = space = ""
+        opening = space = ""
         with suppress(ZooError):  # the template does not accept this conversation
-            prompt = render_text(turns, tokenizer, add_generation_prompt=True)
-            start = prompt.rpartition(_PLACEHOLDER)[2]
-            answered = render_text([*turns, {"role": "assistant", "content": _PLACEHOLDER}], tokenizer)
-            between = answered[len(prompt) :].partition(_PLACEHOLDER)[0] if answered.startswith(prompt) else ""
+            prompt_text = render_text(_PLACEHOLDER_TURNS[:1], tokenizer, add_generation_prompt=True)
+            opening = prompt_text.rpartition(_PLACEHOLDER)[2]
+            text = render_text(_PLACEHOLDER_TURNS, tokenizer)
+            between = text[len(prompt_text) :].partition(_PLACEHOLDER)[0] if text.startswith(prompt_text) else ""
             space = between if between.isspace() else ""
-        cached = _TURN_STARTS[tokenizer] = template, start, space
+        cached = _TURN_STARTS[tokenizer] = template, opening, space
     return cached[1:]

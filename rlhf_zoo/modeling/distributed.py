@@ -130,7 +130,7 @@ def gather(value: Any) -> list[Any]:
 
 def is_my_batch(number: int) -> bool:
     """Whether this process computes the batch with this number."""
-    return number % process_count() == rank() if process_count() > 1 else True
+    return process_count() == 1 or number % process_count() == rank()
 
 
 def gather_in_order(results: Mapping[int, Any]) -> list[Any]:

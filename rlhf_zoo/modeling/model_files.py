@@ -310,8 +310,8 @@ class ModelFiles:
             raise ZooError(
                 f"The model in {self.source} has no weights: copy {WEIGHTS_FILE} there, or all shards and their index."
             )
-        index, shards = self.weights
-        if missing := sorted(name for name in set((shards or {}).values()) if not self.has(name)):
+        index, weight_map = self.weights
+        if missing := sorted(name for name in set((weight_map or {}).values()) if not self.has(name)):
             problem = (
                 f"{len(missing)} missing weight files, such as {missing[0]}: copy them"
                 if len(missing) > 1

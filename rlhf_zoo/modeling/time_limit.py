@@ -113,7 +113,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
     max_bytes = None if memory is None or not _STATM.exists() else _rss_bytes() + memory
     expires_at = now + seconds if seconds is not None else float("inf")
     call = _LimitedCall(threading.get_ident(), in_main_thread, now, expires_at, shorten_on_interrupt, max_bytes)
-    with _signals(watcher) if in_main_thread else contextlib.nullcontext():
+    with _interrupting_signals(watcher) if in_main_thread else contextlib.nullcontext():
         try:
             with watcher.lock:
                 watcher.calls.append(call)
@@ -128,7 +128,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
 
 
 @contextlib.contextmanager
-def _signals(watcher: _Watcher) -> Iterator[None]:
+def _interrupting_signals(watcher: _Watcher) -> Iterator[None]:
     """Lets signals interrupt the main thread, and restores the previous handlers and timer at the end."""
     if _WAKE_SIGNAL is None or _CPU_TIME_SIGNAL is None:  # Windows
         yield

@@ -46,7 +46,7 @@ TRAIN_STREAM, EVAL_STREAM, CUSTOM_LOOP_STREAM = 0, 1, 2
 
 
 class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTrainer, ABC):
-    """A Trainer for a policy and its critic. Its abstract method is the phase of an update that evaluation needs."""
+    """A Trainer for a policy and its critic. `PPOTrainer` adds `compute_advantages`, which evaluation calls too."""
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
@@ -103,7 +103,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._completions_table: dict[str, list[Any]] = {}
         self._episodes = self._custom_loop_prompt_count = 0
         self._custom_loop_model: nn.Module | None = None
-        self.max_tokens_per_micro_batch = args.max_tokens_per_pass
+        self.max_tokens_per_pass = args.max_tokens_per_pass  # halved when memory runs out
         prompt_arguments = args, processing_class, self.context_length, self.smallest_consumer
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
@@ -246,10 +246,10 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             loss_metrics: Means of the update's losses and their terms.
         """
         reward_names = ["given"] if isinstance(advantages.reward_scores, UserScores) else self.rewards.names
-        per_completion = completion_metrics(rollout, advantages, reward_names)
+        per_completion_metrics = completion_metrics(rollout, advantages, reward_names)
         values, returns, mask = advantages.values, advantages.returns, advantages.mask
         rollout_metrics = {
-            **{name: self.mean(column) for name, column in per_completion.items()},
+            **{name: self.mean(column) for name, column in per_completion_metrics.items()},
             "objective/non_score_reward": self.mean(advantages.non_score),
             "objective/rlhf_reward": self.mean(advantages.non_score + advantages.shaped_scores),
             **critic_metrics(values, returns, mask, max_actions=self.args.response_length),
@@ -258,8 +258,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         }
         # NaN means that a metric does not apply, so the metric is left out. For example, all completions may end before
         # the last quarter of the positions, or explained variance is undefined because returns do not vary.
-        applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
-        metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
+        applicable_metrics = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
+        metrics = {**applicable_metrics, "kl_coef": self.controller.kl_coef, **loss_metrics}
         metrics |= {name: value for name, value in advantages.reward_scores.metrics.items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
@@ -304,14 +304,14 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """
         if not self.args.log_completions:
             return
-        first = slice(self.args.num_completions_to_print)
+        first_rows = slice(self.args.num_completions_to_print)
         self._completions_table = {
-            "prompt": decoded.prompts[first],
-            "completion": decoded.completions[first],
-            "score": reward_scores.total[first].tolist(),
-            "kl": rollout.kl[first].tolist(),
-            "ended": rollout.samples.ended[first].tolist(),
-            **{name: list(column)[first] for name, column in reward_scores.extra.items()},
+            "prompt": decoded.prompts[first_rows],
+            "completion": decoded.completions[first_rows],
+            "score": reward_scores.total[first_rows].tolist(),
+            "kl": rollout.kl[first_rows].tolist(),
+            "ended": rollout.samples.ended[first_rows].tolist(),
+            **{name: list(column)[first_rows] for name, column in reward_scores.extra.items()},
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

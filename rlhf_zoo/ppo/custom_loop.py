@@ -107,10 +107,9 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
                 f"Response {row} has the token id {unknown[0]}, which the tokenizer does not have and the policy never "
                 "samples: pass the ids that were sampled."
             )
-    padded_query_ids, query_mask = left_pad(all_query_ids, trainer.padding_id, device)
-    width = max(map(len, all_response_ids))
-    padding = trainer.padding_id
-    completion_ids = torch.tensor([ids + [padding] * (width - len(ids)) for ids in all_response_ids], device=device)
+    pad_id, width = trainer.padding_id, max(map(len, all_response_ids))
+    padded_query_ids, query_mask = left_pad(all_query_ids, pad_id, device)
+    completion_ids = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in all_response_ids], device=device)
     lengths = torch.tensor([len(ids) for ids in all_response_ids], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
     ended = torch.tensor([ids[-1] in stops for ids in all_response_ids], device=device)

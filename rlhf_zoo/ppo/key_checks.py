@@ -46,7 +46,7 @@ def check_keys(args: Any, defaults: Mapping[str, Any]) -> None:
     Raises:
         ZooError: A value is out of range, or keys contradict each other.
     """
-    _check_ranges(args, defaults)
+    _check_values(args, defaults)
     _check_kl(args)
     _check_frozen_models(args)
     _check_engine(args, defaults)
@@ -75,7 +75,7 @@ def check_update(args: Any, episode_count: int) -> None:
         )
 
 
-def _check_ranges(args: Any, defaults: Mapping[str, Any]) -> None:
+def _check_values(args: Any, defaults: Mapping[str, Any]) -> None:
     for name in defaults:
         check_limits(name, getattr(args, name, None))
     for name, choices in CHOICES.items():

@@ -162,7 +162,7 @@ class UpdateMetrics:
         return mismatch / token_count
 
     def end_epoch(self, reduce: Any) -> float:
-        """Returns the approximate KL of this epoch: the mean ρ − 1 − log ρ per token over all processes, in nats.
+        """Counts an epoch. Returns its approximate KL: the mean ρ − 1 − log ρ per token over all processes, in nats.
 
         Args:
             reduce: Sums a tensor over processes.

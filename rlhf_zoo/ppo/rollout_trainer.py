@@ -76,7 +76,7 @@ class RolloutTrainer(BasePPOTrainer):
         """
         args, actor = self.args, self.actor
         actor.eval()
-        temperature, max_tokens = args.temperature, self.max_tokens_per_micro_batch
+        temperature, max_tokens = args.temperature, self.max_tokens_per_pass
         batch_size = args.local_rollout_forward_batch_size
         batching: Any = {"max_rows": batch_size, "max_tokens": max_tokens, "packed": args.padding_free}
         sampled_values = None if recompute_logprobs else samples.values

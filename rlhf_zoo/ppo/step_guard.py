@@ -110,8 +110,8 @@ class GuardedTrainer(Trainer):
         """
         flags = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
         # All processes must make the same decision. If only some made the step, weights would diverge.
-        failures = self.accelerator.reduce(flags, "sum").tolist()
-        return {name: count == 0 for name, count in zip(tensors, failures, strict=True)}
+        failure_counts = self.accelerator.reduce(flags, "sum").tolist()
+        return {name: count == 0 for name, count in zip(tensors, failure_counts, strict=True)}
 
     def check_weights(self) -> None:
         """Checks that all trained weights are finite.

@@ -111,9 +111,9 @@ class PPOTrainer(StepwiseTrainer):
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
             with self.phases("reward"), wrap_reward_errors():
-                scores = replace(self.score(rollout, prompt_rows), group_size=self.args.num_generations)
+                reward_scores = replace(self.score(rollout, prompt_rows), group_size=self.args.num_generations)
             with self.phases("update"):
-                loss = self.ppo_update(model, *self.gather_rollouts(rollout, scores))
+                loss = self.ppo_update(model, *self.gather_rollouts(rollout, reward_scores))
         self.log_eval_samples()
         return loss
 
@@ -157,14 +157,14 @@ class PPOTrainer(StepwiseTrainer):
         self.running_scores = self.running_scores.update(moments)
         advantages = self.compute_advantages(rollout, reward_scores)
         group_size = reward_scores.group_size
-        zero_variance = F.zero_variance_groups(advantages.shaped_scores, size=group_size)
+        has_zero_variance = F.zero_variance_groups(advantages.shaped_scores, size=group_size)
         if group_size > 1 and self.args.skip_equal_scores:
-            indices = (~zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
+            indices = (~has_zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
             metrics = self.run_epochs_on_subset(model, rollout, reward_scores, indices)
         else:
             metrics = self.run_epochs(model, rollout, advantages)
         if group_size > 1:
-            metrics["objective/equal_scores"] = self.mean(zero_variance.float())
+            metrics["objective/equal_scores"] = self.mean(has_zero_variance.float())
         self.record_metrics(rollout, advantages, metrics)
         # Update β last, because the rewards of this rollout were computed with the old β.
         completion_count = int(moments[0])
@@ -331,7 +331,7 @@ class PPOTrainer(StepwiseTrainer):
             vars(metrics).update(copy.deepcopy(saved_metrics))
             samples, packed = batch.rollout.samples, self.args.padding_free
             max_size = max(count_tokens(samples, indices, packed=packed) for indices in micro_batches)
-            self.max_tokens_per_micro_batch = max_size // 2
+            self.max_tokens_per_pass = max_size // 2
             log.warning("%d tokens do not fit into memory: continuing with %d at a time.", max_size, max_size // 2)
         self.check_step(metrics)
         if not metrics.steps:  # before the first optimizer step of an update, ρ must be 1
@@ -352,9 +352,9 @@ class PPOTrainer(StepwiseTrainer):
         return split_samples(
             batch.rollout.samples,
             max_rows=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
-            max_tokens=self.max_tokens_per_micro_batch,
+            max_tokens=self.max_tokens_per_pass,
             # At the default limit of a CPU in float32, keep the splits of earlier versions, for bitwise equal results.
-            minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
+            minimize_padding=self.max_tokens_per_pass != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process_index=args.process_index,
             num_processes=args.world_size,

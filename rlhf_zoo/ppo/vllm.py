@@ -66,7 +66,7 @@ class VLLMEngine:
             raise ZooError(
                 "rollout_engine is 'vllm', which is not installed: pip install 'trl[vllm]', or use 'native'."
             ) from error
-        self._temperature, self._length = args.temperature, args.response_length
+        self._temperature, self._max_new_tokens = args.temperature, args.response_length
         self._accelerator, self._sleep_mode = accelerator, args.vllm_enable_sleep_mode
         self._url = None if args.vllm_server_base_url is None else args.vllm_server_base_url.rstrip("/")
         self._dtype = _computing_dtype(args, policy)
@@ -100,7 +100,7 @@ class VLLMEngine:
                 self._dtype = max(self._dtype, self._served_dtype(), key=lambda dtype: torch.finfo(dtype).eps)
 
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
-        assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
+        assert (request.temperature, request.max_new_tokens) == (self._temperature, self._max_new_tokens)
         # The trainer's stop ids include EOS if EOS should end completions, so vLLM must not stop at EOS by itself.
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
         if excluded_ids(request.vocabulary, model):

@@ -152,7 +152,7 @@ def test_halved_micro_batches_give_same_run(tmp_path: Path, caplog: pytest.LogCa
         narrow.train()
     messages = [record.message for record in caplog.records if "do not fit" in record.message]
     assert full.failed == len(messages) >= 1
-    assert messages[-1].endswith(f"memory: continuing with {narrow.max_tokens_per_micro_batch} at a time.")
+    assert messages[-1].endswith(f"memory: continuing with {narrow.max_tokens_per_pass} at a time.")
     assert distance(snapshot(whole), snapshot(narrow)) < 1e-5 < distance(whole.before, snapshot(whole))
     for expected, actual in zip(updates_of(whole), updates_of(narrow), strict=True):
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5, nan_ok=True)
