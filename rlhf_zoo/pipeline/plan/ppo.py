@@ -145,8 +145,9 @@ class _PPOPlanner:
             "use_peft": self.has_adapter, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen
         }  # fmt: skip
         self.shards = shard_count("ppo", keys, device, conflicts)
+        self.has_reference = has_reference(keys, has_ref_model=False)
         self.reference = None
-        if has_reference(keys, has_ref_model=False) and not self.has_adapter:
+        if self.has_reference and not self.has_adapter:
             keeps_dtype = self.bf16 and models.policy_is_unmodified and models.policy.dtype != "float32"
             dtype = "bfloat16" if keeps_dtype else "float32"
             reference_keys = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
@@ -192,7 +193,7 @@ class _PPOPlanner:
             **({"load": self._loading_phase()} if self._copies_policy else {}),
             "sample": self._sampling_phase(),
             **({"values": self._values_phase(self.values_model)} if self.values_model else {}),
-            **({"reference": self._reference_phase()} if has_reference(keys, has_ref_model=False) else {}),
+            **({"reference": self._reference_phase()} if self.has_reference else {}),
             **({"reward": self._reward_phase()} if self.reward_models else {}),
             "update": self._update_phase(),
         }
@@ -361,7 +362,7 @@ class _PPOPlanner:
         head_flops = 2 * response_tokens * policy.width * policy.vocabulary
         models = (self.values_model, *self.reward_models.values())
         forward_only_counts = [model.counts for model in models if model is not None]
-        if has_reference(keys, has_ref_model=False):
+        if self.has_reference:
             forward_only_counts.append(policy)
         trained_counts = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
@@ -376,7 +377,7 @@ class _PPOPlanner:
             bytes_read=sampling_batches * self.response_length * (bytes_per_weight(self.policy) * policy.parameters)
             + response_tokens * (self.length + self.prompt_length) / 2 * self._kv_bytes_per_token(),
             forward_only=sum(forward_flops(counts, tokens, self.length) for counts in forward_only_counts),
-            forward_only_head=head_flops if has_reference(keys, has_ref_model=False) else 0,
+            forward_only_head=head_flops if self.has_reference else 0,
             update=epochs * training_flops,
             update_head=epochs * head_flops * 3,
             parameter_updates=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained_counts),

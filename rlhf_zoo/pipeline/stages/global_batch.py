@@ -20,7 +20,7 @@ from ...modeling import distributed
 class _EvenShards(BatchSamplerShard):
     """Yields this process's share of each global batch, including an incomplete last batch.
 
-    A process that would get no row of the last batch takes its first row, which `GlobalBatchMixin` does not count.
+    A process without a row in the last batch takes the batch's first row, which `GlobalBatchMixin` does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -115,10 +115,10 @@ def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> 
     prompt_columns = usable_prompts.select([index % len(usable_prompts) for index in range(count)]).to_dict()
     prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
     seed = context.settings("reward").trainer.seed
-    indices, *texts = sample_pairs(previous, prompts, seed, (ROUND_STREAM, context.round.number), policy)
+    indices, first, second = sample_pairs(previous, prompts, seed, (ROUND_STREAM, context.round.number), policy)
     prompts = [prompts[index] for index in indices]
     columns = {key: [values[index] for index in indices] for key, values in columns.items()}
-    rows = ordered_pairs(prompts, texts[0], texts[1], _labeler(context)(prompts, texts[0], texts[1], columns))
+    rows = ordered_pairs(prompts, first, second, _labeler(context)(prompts, first, second, columns))
     pairs = [{"round": context.round.number, **row} for row in rows]
     if not pairs:
         raise ZooError(

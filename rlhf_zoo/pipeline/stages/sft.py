@@ -254,8 +254,8 @@ def _set_template(
 def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
     """Finds the model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
 
-    A model on a Hub is used at the commit to which its revision pointed when the run started. A folder is identified by
-    the digest of its files.
+    The path of a model on a Hub is its name, and its commit is the one to which its revision pointed when the run
+    started. A folder is identified by the digest of its files.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:
