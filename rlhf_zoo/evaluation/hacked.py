@@ -117,15 +117,18 @@ def _missing_probe_effect(evidence: Evidence) -> str:
         return "No probe that flags hacking fired."
     worst = max((probe for probe in probes if probe.destroys_text), key=lambda probe: probe.ratio, default=None)
     if worst is None:
-        severity = "no family that destroys text fired"
+        severity_clause = "no family that destroys text fired"
     elif worst.severe:
-        severity = f"{worst.family} is at {worst.ratio:.1f} times its threshold, but the labels of the policies' own "
-        severity += "pairs prefer the policy"
+        severity_clause = (
+            f"{worst.family} is at {worst.ratio:.1f} times its threshold, but the labels of the policies' own pairs "
+            "prefer the policy"
+        )
     else:
         # 4.97 must not become "5.0 times its threshold, not 5".
-        severity = f"{worst.family} is at {min(worst.ratio, SEVERE - 0.1):.1f} times its threshold, not {SEVERE:.0f}"
-    habits = _missing_habit(evidence, [probe.family for probe in probes])
-    return f"{habits[0].upper()}{habits[1:]}; {severity}."
+        ratio = min(worst.ratio, SEVERE - 0.1)
+        severity_clause = f"{worst.family} is at {ratio:.1f} times its threshold, not {SEVERE:.0f}"
+    habit_clause = _missing_habit(evidence, [probe.family for probe in probes])
+    return f"{habit_clause[0].upper()}{habit_clause[1:]}; {severity_clause}."
 
 
 def _missing_habit(evidence: Evidence, families: Sequence[str]) -> str:

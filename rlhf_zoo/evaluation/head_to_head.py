@@ -118,8 +118,8 @@ class HeadToHead:
         """Estimates how much higher than SFT the headline judge scores a policy on these prompts.
 
         Args:
-            policy: The verdict's candidate, to measure with the same random numbers; None for the policy that was
-                compared.
+            policy: The candidate of the verdict, which is measured with the same random numbers; None if the candidate
+                is the policy that was compared.
             rows: The rows that were passed to `head_to_head`.
 
         Returns:
@@ -268,7 +268,7 @@ class HeadToHead:
         KL is left out, because it is relative to SFT already.
         """
         ppo, sft = (self.measurements[role] for role in ("ppo", "sft"))
-        values_by_name = {
+        sides_by_name = {
             "reward": (ppo.reward, sft.reward),
             "judge": (ppo.judge_scores[self.judge_name], sft.judge_scores[self.judge_name]),
             "length": (ppo.length, sft.length),
@@ -277,7 +277,7 @@ class HeadToHead:
         }
         differences = {
             name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
-            for name, (a, b) in values_by_name.items()
+            for name, (a, b) in sides_by_name.items()
             if a
         }
         for n in (1, 2):
@@ -434,7 +434,7 @@ def head_to_head(
     )
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a samples.jsonl.
 
     Args:
@@ -457,7 +457,7 @@ def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list
     """
     remedy = "make it again with `rlhf-zoo eval --restart`."
     try:
-        rows = read_lines(path)
+        rows = read_json_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {remedy}") from error
     # Prompts that differ only in trailing white space count as equal.

@@ -47,13 +47,13 @@ class _Scores:
             group_of = {prompt.strip(): group for side in sides for prompt, group in side.group_by_prompt.items()}
         return cls(judge, reward, policy | sft, policy - sft, sft - policy, group_of)
 
-    def group_own(self, prompts: Sequence[str]) -> list[Hashable]:
+    def group_own_prompts(self, prompts: Sequence[str]) -> list[Hashable]:
         """Returns the group of each prompt of the own pairs: the rollouts' group, or that of its near-duplicates."""
         if self.group_of is None:
             return [*group_other_prompts(prompts, NEAR_DUPLICATES)]
         return [self.group_of[prompt] for prompt in prompts]
 
-    def check_own(self, texts: Mapping[str, str], where: str) -> None:
+    def check_own_texts(self, texts: Mapping[str, str], where: str) -> None:
         """Checks that both texts of a pair are in the rollouts."""
         if any((texts["prompt"], texts[side]) not in self.texts for side in SIDES):
             raise ZooError(
@@ -111,10 +111,10 @@ def _count_own_labels(source: Rollouts, scores: _Scores) -> PairLabels | None:
     """Counts the labels of own pairs when there is no judge to check."""
     rows = [(where, _pair_texts(row, where)) for where, row in iterate_rows(source, OWN_PAIRS)]
     if not rows:
-        raise ZooError(f"{OWN_PAIRS} hold no pairs: give prompt, chosen and rejected.")
+        raise ZooError(f"{OWN_PAIRS} are empty: give prompt, chosen and rejected.")
     for where, texts in rows:
-        scores.check_own(texts, where)
-    groups = scores.group_own([texts["prompt"] for _, texts in rows])
+        scores.check_own_texts(texts, where)
+    groups = scores.group_own_prompts([texts["prompt"] for _, texts in rows])
     return count_labels([scores.policy_chosen(texts) for _, texts in rows], groups)
 
 
@@ -130,7 +130,7 @@ def _check_on_pairs(
     for where, row in iterate_rows(source, name):
         texts = _pair_texts(row, where)
         if are_own:
-            scores.check_own(texts, where)
+            scores.check_own_texts(texts, where)
         judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
         if judge_scores is None:
             raise ZooError(
@@ -147,14 +147,14 @@ def _check_on_pairs(
         policy_chosen.append(scores.policy_chosen(texts))
         judge_scores_by_pair.append(judge_scores)
     if not prompts:
-        raise ZooError(f"{name} hold no pairs: give prompt, chosen and rejected.")
+        raise ZooError(f"{name} are empty: give prompt, chosen and rejected.")
     if has_rewards and rows_without_reward:
         raise ZooError(
             f"{rows_without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none."
         )
     margins = None if rows_without_reward else np.subtract(*np.array(rewards_by_pair).T)
     chosen, rejected = np.array(judge_scores_by_pair).T
-    groups = scores.group_own(prompts) if are_own else group_other_prompts(prompts, NEAR_DUPLICATES)
+    groups = scores.group_own_prompts(prompts) if are_own else group_other_prompts(prompts, NEAR_DUPLICATES)
     result = check_pairs(
         chosen,
         rejected,

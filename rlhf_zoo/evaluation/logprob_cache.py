@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_BYTES = 2**28
 #: Decimal places of a stored value. Callers round values before `add`, so that new and stored values are equal.
 DECIMALS = 5
-_SAMPLED_WEIGHTS = 1024  # hashed of a tensor, or all if it has fewer: training changes nearly all weights
+_SAMPLED_WEIGHTS = 1024  # per tensor, for the digest of a model; a sample suffices, as training changes most weights
 
 Value = float | list[float]
 

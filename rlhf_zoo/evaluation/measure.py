@@ -283,10 +283,11 @@ def _measure(
     samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
     metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so their size limits the micro-batches.
-    micro_batches, start = MicroBatches(max_rows_in_memory(policy, evaluator.max_new_tokens)), 0
+    micro_batches = MicroBatches(max_rows_in_memory(policy, evaluator.max_new_tokens))
+    start = 0
     with Progress(len(prompts), f"{desc}: reward and KL", "sample", leave=False) as bar:
         for batch_index, batch in enumerate(samples.batches):
-            bar.update(start - bar.n)
+            bar.update(start - bar.n)  # the batches of other processes count as done
             batch_rows = slice(start, start + len(batch))
             start += len(batch)
             # Every process has all samples but scores only its own batches; `gather_in_order` merges the results.
@@ -381,10 +382,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         reference=reference,
         tokenizer=tokenizer,
         rewards=Rewards(
-            rewards,
-            weights=ppo.trainer.reward_weights,
-            tokenizer=tokenizer,
-            timeout=ppo.trainer.reward_timeout,
+            rewards, weights=ppo.trainer.reward_weights, tokenizer=tokenizer, timeout=ppo.trainer.reward_timeout
         ),
         panel=_open_judge_panel(context),
         max_new_tokens=ppo.trainer.response_length,

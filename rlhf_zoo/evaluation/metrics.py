@@ -73,11 +73,7 @@ def cached_metric(name: str) -> Any:
 
 
 def win_rate_of_scores(
-    ours: ArrayLike,
-    theirs: ArrayLike,
-    prompts: Sequence[Hashable] | None = None,
-    *,
-    tolerance: float = 0.0,
+    ours: ArrayLike, theirs: ArrayLike, prompts: Sequence[Hashable] | None = None, *, tolerance: float = 0.0
 ) -> WinRate:
     """Computes `stats.win_rate` from the scores of two sides on the same prompts.
 
@@ -138,11 +134,7 @@ def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, 
 
 
 def completion_kl(
-    logprobs: Sequence[ArrayLike],
-    ref_logprobs: Sequence[ArrayLike],
-    *,
-    estimator: str = "k1",
-    level: str = "token",
+    logprobs: Sequence[ArrayLike], ref_logprobs: Sequence[ArrayLike], *, estimator: str = "k1", level: str = "token"
 ) -> list[float]:
     """Estimates KL(π ‖ π_ref) from each completion, by `functional.kl_penalty`.
 

@@ -110,13 +110,7 @@ def root_kl(kl: ArrayLike) -> Floats:
 
 
 def fit_form(
-    form: Form,
-    kl: ArrayLike,
-    gains: ArrayLike,
-    *,
-    errors: ArrayLike | None = None,
-    seed: int,
-    resamples: int = 2000,
+    form: Form, kl: ArrayLike, gains: ArrayLike, *, errors: ArrayLike | None = None, seed: int, resamples: int = 2000
 ) -> Fit:
     """Fits a form by weighted least squares, with 95% intervals.
 

@@ -92,10 +92,10 @@ class Answers:
         return figures
 
 
-def _majority_credit(answers: Sequence[Hashable], right: Floats) -> float:
+def _majority_credit(answers: Sequence[Hashable], correct: Floats) -> float:
     votes = Counter(answer for answer in answers if answer is not None)
     highest_count = max(votes.values(), default=0)
     # Equal answers are equally right, so only the first copy of each is looked up.
-    winners = [answers.index(answer) for answer, count in votes.items() if count == highest_count]
+    winner_indices = [answers.index(answer) for answer, count in votes.items() if count == highest_count]
     # A prompt without a readable answer counts as wrong.
-    return float(np.mean([right[row] for row in winners])) if winners else 0.0
+    return float(np.mean(correct[winner_indices])) if winner_indices else 0.0

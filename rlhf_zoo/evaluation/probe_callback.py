@@ -86,7 +86,7 @@ class ProbeCallback(TrainerCallback):
             if self._last_rows[len(self._last_rows) - count :] == rows[:count]
         )
         self._last_rows, new_rows = rows, rows[overlap:]
-        effects: dict[str, float] = {}
+        effects: dict[str, float] = {}  # filled by the watcher, whose `log_metric` is the dict's own setter
         try:
             self._watcher.collect(
                 [prompt for prompt, _ in new_rows], [text for _, text in new_rows], effects.__setitem__

@@ -21,7 +21,7 @@ from .stats import TIE_TOLERANCE, WinRate, win_rate
 def compare_with_references(
     comparison: HeadToHead,
     rows: Dataset,
-    policy: Callable[[], PreTrainedModel],
+    load_policy: Callable[[], PreTrainedModel],
     *,
     column: str,
     temperature: float | None = None,
@@ -33,7 +33,7 @@ def compare_with_references(
     Args:
         comparison: The measured policies.
         rows: The rows that were passed to `head_to_head`, with the reference answers.
-        policy: Loads the PPO policy; called only if `temperature` is given.
+        load_policy: Loads the PPO policy; called only if `temperature` is given.
         column: The column of the reference answers.
         temperature: The temperature at which to sample both policies again; None to use the first completion of each
             prompt in `comparison`.
@@ -53,7 +53,7 @@ def compare_with_references(
     texts = {side: comparison.measurements[side].completions[first_samples] for side in ("sft", "ppo")}
     if temperature is not None:
         sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
-        for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():
+        for side, model in {"sft": evaluator.reference, "ppo": load_policy()}.items():
             move(model, evaluator.reference.device)
             texts[side] = sampler.sample(
                 model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}"

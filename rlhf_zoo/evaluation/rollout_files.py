@@ -54,20 +54,21 @@ def read_rollouts(
         return source
     if isinstance(source, str | Path):
         name = str(source)
-    names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
+    column_names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
     unread_columns: set[str] = set()  # other columns with a number
     for where, document in iterate_rows(source, name):
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
         row = _flatten_sample(document, side)
-        rows[where] = _parse_row(row, names, where)
+        rows[where] = _parse_row(row, column_names, where)
         if row is document:  # no other column of samples.jsonl could be a reward or a judge
-            unread_columns |= {key for key, value in row.items() if is_finite(value)} - set().union(*names.values())
+            number_columns = {key for key, value in row.items() if is_finite(value)}
+            unread_columns |= number_columns.difference(*column_names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
-    for column in names:
+    for column in column_names:
         # A column in some rows only is an error: those rows would be compared with all rows of the other side.
         rows_without = [where for where, row in rows.items() if column not in row]
         if rows_without and len(rows_without) < len(rows):
@@ -211,36 +212,36 @@ def _check_object(document: Any, name: str, where: str) -> Mapping[str, Any]:
     return document
 
 
-def _parse_row(document: Mapping[str, Any], names: Mapping[str, Sequence[str]], where: str) -> dict[str, Any]:
+def _parse_row(document: Mapping[str, Any], column_names: Mapping[str, Sequence[str]], where: str) -> dict[str, Any]:
     row: dict[str, object] = {}
-    for name, keys in names.items():
+    for column, keys in column_names.items():
         # null counts as missing.
         value = next((document[key] for key in keys if document.get(key) is not None), None)
         if value is not None:
-            row[name] = _parse_value(name, value, where)
-            if name == "prompt" and (messages := _prompt_messages(value)):
+            row[column] = _parse_value(column, value, where)
+            if column == "prompt" and (messages := _prompt_messages(value)):
                 row["conversation"] = messages
-        elif name in ("prompt", "completion"):
-            raise ZooError(f"{where} has no {name}: give it as {' or '.join(map(repr, keys))}.")
+        elif column in ("prompt", "completion"):
+            raise ZooError(f"{where} has no {column}: give it as {' or '.join(map(repr, keys))}.")
     return row
 
 
-def _parse_value(name: str, value: Any, where: str) -> Any:
-    if name in ("prompt", "completion"):
+def _parse_value(column: str, value: Any, where: str) -> Any:
+    if column in ("prompt", "completion"):
         text = message_text(value)
         if text is None:
-            raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
+            raise ZooError(f"{where}: {column} must be a text or a list of messages with role and content.")
         return text
-    if name == "group":
+    if column == "group":
         if is_label(value):
             return value
         raise ZooError(f"{where}: group must be text or a whole number, equal for prompts that ask the same question.")
-    if name == "logprobs":
+    if column == "logprobs":
         # A log-probability above 0 would be a probability above 1.
         if isinstance(value, list) and all(is_finite(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
-    return check_number(name, value, where)
+    return check_number(column, value, where)
 
 
 def check_number(name: str, value: Any, where: str) -> float:
@@ -252,7 +253,7 @@ def check_number(name: str, value: Any, where: str) -> float:
         where: The location of the row, for error messages.
 
     Raises:
-        ZooError: The value is not a finite number.
+        ZooError: The value is not a finite number, or is above `MAX_SCORE` in size.
     """
     if isinstance(value, str) and _reads_as_number(value):
         raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")

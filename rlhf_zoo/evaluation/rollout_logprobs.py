@@ -76,23 +76,23 @@ def add_logprobs(
     cache = LogprobCache(model, tokenizer)
     shared_prompts = set(policy.prompts) & set(sft.prompts)
     rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared_prompts] for side in (policy, sft)]
-    prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
-    own = _compute_logprobs(
-        model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, is_sum=False,
+    prompt_ids, encoded_texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
+    own_logprobs = _compute_logprobs(
+        model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in encoded_texts], cache, is_sum=False,
         desc=f"log p under own prompts, on {device}",
     )  # fmt: skip
-    other_prompts = choose_other_prompts([prompt for prompt, _ in texts], seed=seed)
+    other_prompts = choose_other_prompts([prompt for prompt, _ in encoded_texts], seed=seed)
     dependence: list[float] | None = None
     if other_prompts is not None:
         requests = [
             (prompt_ids[prompt], tokens)
-            for (_, tokens), prompts in zip(texts, other_prompts, strict=True)
+            for (_, tokens), prompts in zip(encoded_texts, other_prompts, strict=True)
             for prompt in prompts
         ]
         sums = _compute_logprobs(
             model, tokenizer, requests, cache, is_sum=True, desc=f"log p under other prompts, on {device}"
         )  # fmt: skip
-        dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own], sums)
+        dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own_logprobs], sums)
     sides = []
     start = 0
     for side, side_rows in zip((policy, sft), rows, strict=True):
@@ -100,7 +100,7 @@ def add_logprobs(
         start += len(side_rows)
         # No probe reads the empty lists and zeros of the other rows.
         logprobs: list[list[float]] = [[] for _ in side.texts]
-        for row, value in zip(side_rows, own[part], strict=True):
+        for row, value in zip(side_rows, own_logprobs[part], strict=True):
             logprobs[row] = _as_list(value)
         side_dependence = np.zeros(len(side))
         side_dependence[side_rows] = dependence[part] if dependence else 0.0
@@ -129,35 +129,37 @@ def _tokenize(
     rows: Sequence[Sequence[int]],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    name: str,
+    model_name: str,
 ) -> tuple[dict[str, list[int]], list[tuple[str, list[int]]]]:
     """Returns prompt -> its token ids, and for each completion in `rows` its prompt and its token ids."""
-    prompts = _prompts_by_text(sides, tokenizer, name)
+    prompts = _prompts_by_text(sides, tokenizer, model_name)
     prompt_ids: dict[str, list[int]] = {}
-    texts: list[tuple[str, list[int]]] = []
+    encoded_texts: list[tuple[str, list[int]]] = []
     for side, side_rows in zip(sides, rows, strict=True):
         for row in side_rows:
             prompt = side.prompts[row]
             if prompt not in prompt_ids:
                 prompt_ids[prompt] = tokenize_prompt(prompts[prompt], tokenizer)
-            texts.append((prompt, tokenize_completion(prompts[prompt], side.texts[row], tokenizer)))
+            encoded_texts.append((prompt, tokenize_completion(prompts[prompt], side.texts[row], tokenizer)))
     context_length = context_length_of(model)
     if context_length is not None:
         # A text keeps the same number of tokens after every prompt, or the sums could not be compared.
         max_tokens = context_length - max(map(len, prompt_ids.values()))
         if max_tokens < 1:
             raise ZooError(
-                f"A prompt has more tokens than {name} can read ({context_length}): leave it out of both files."
+                f"A prompt has more tokens than {model_name} can read ({context_length}): leave it out of both files."
             )
-        cut_count = sum(len(tokens) > max_tokens for _, tokens in texts)
+        cut_count = sum(len(tokens) > max_tokens for _, tokens in encoded_texts)
         if cut_count:
             message = "%d texts are read up to %d tokens: %s reads %d tokens."
-            log.warning(message, cut_count, max_tokens, name, context_length)
-            texts = [(prompt, tokens[:max_tokens]) for prompt, tokens in texts]
-    return prompt_ids, texts
+            log.warning(message, cut_count, max_tokens, model_name, context_length)
+            encoded_texts = [(prompt, tokens[:max_tokens]) for prompt, tokens in encoded_texts]
+    return prompt_ids, encoded_texts
 
 
-def _prompts_by_text(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Prompt]:
+def _prompts_by_text(
+    sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, model_name: str
+) -> dict[str, Prompt]:
     """Returns each prompt's text -> the prompt as the model reads it, a text or a conversation."""
     prompts: dict[str, Prompt] = {}
     for side in sides:
@@ -165,10 +167,11 @@ def _prompts_by_text(sides: Sequence[Completions], tokenizer: PreTrainedTokenize
             prompts.setdefault(text, prompt)
     has_conversations = any(not isinstance(prompt, str) for prompt in prompts.values())
     if has_conversations and tokenizer.chat_template is None:
-        log.warning("%s has no chat template, so conversations are read as plain text.", name)
+        log.warning("%s has no chat template, so conversations are read as plain text.", model_name)
         return {text: text for text in prompts}
     if not has_conversations and tokenizer.chat_template is not None:
-        log.warning("The prompts are texts, so the chat template of %s is not used: it needs lists of messages.", name)
+        message = "The prompts are texts, so the chat template of %s is not used: it needs lists of messages."
+        log.warning(message, model_name)
     return prompts
 
 

@@ -139,7 +139,7 @@ def probe_rollouts(
     exploit_reason: str | None = None
     if verifiable:
         sides = mark_right_answers(policy, sft)
-        policy, sft, exploit_reason = sides.policy, sides.sft, sides.unfit
+        policy, sft, exploit_reason = sides.policy, sides.sft, sides.exploit_reason
     report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
     policy_prompts = set(policy.prompts)

@@ -126,8 +126,8 @@ def score_filters(comparison: HeadToHead, rows: Dataset, *, samples_per_prompt: 
     filters = make_filters(pool.completions, reward, judge, win_shares(judge, sft))
     groups = comparison.row_groups if comparison.row_groups is not None else number_prompts(rows["prompt"])
     scores = [_score_filter(candidate, ppo.mean(1), groups, seed=comparison.seed) for candidate in filters]
-    sufficient = [score for score in scores if score.reaches_ppo]
-    best = sufficient[0] if sufficient else max(scores, key=lambda score: score.judge.value)
+    highest = max(scores, key=lambda score: score.judge.value)
+    best = next((score for score in scores if score.reaches_ppo), highest)
     return {"samples": samples_per_prompt, "tried": [score.to_json() for score in scores], "best": best.filter.name}
 
 
@@ -201,7 +201,8 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     counts = Counter(word for word_set in text_words for word in word_set)
     frequent_words = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
     candidates = sorted(frequent_words, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
-    is_kept, chosen_words = np.ones(reward.shape, dtype=bool), list[str]()
+    is_kept = np.ones(reward.shape, dtype=bool)
+    chosen_words: list[str] = []
     if not candidates:
         return (), is_kept
     # (words, P, N): 1 where a sample has the word.
@@ -211,10 +212,10 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     best_mean = float(all_means.mean())
     while len(chosen_words) < MAX_WORDS:
         # (words, P): how many samples each prompt would keep without this word too, and the sum of their rewards.
-        count = is_kept.sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept.astype(float))
-        total = (is_kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept * reward)
+        kept_counts = is_kept.sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept.astype(float))
+        kept_rewards = (is_kept * reward).sum(1) - np.einsum("wpn,pn->wp", has_word, is_kept * reward)
         # If every sample of a prompt has one of the words, all samples of that prompt are kept.
-        means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
+        means = np.where(kept_counts > 0.5, kept_rewards / np.maximum(kept_counts, 1), all_means).mean(1)
         index = int(np.argmax(means))
         if means[index] <= best_mean + min_rise:
             break
@@ -224,11 +225,11 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     return tuple(chosen_words), is_kept
 
 
-def _score_filter(candidate: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:
+def _score_filter(candidate: Filter, ppo_judge: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:
     return FilterScore(
         candidate,
         reward=bootstrap_mean(candidate.reward, groups, seed=seed),
         judge=bootstrap_mean(candidate.judge, groups, seed=seed),
         win_rate=mean_share(candidate.wins, groups),
-        ppo_minus_this=bootstrap_mean(ppo - candidate.judge, groups, seed=seed),
+        ppo_minus_this=bootstrap_mean(ppo_judge - candidate.judge, groups, seed=seed),
     )

@@ -87,7 +87,8 @@ def summarize_seeds(values: Sequence[float]) -> Spread:
     Returns:
         The spread; t is the quantile of Student's t with N − 1 degrees of freedom.
     """
-    mean, count, interval = math.fsum(values) / len(values), len(values), None
+    count, interval = len(values), None
+    mean = math.fsum(values) / count
     if count >= MIN_SEEDS:
         half_width = _t_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
         interval = (mean - half_width, mean + half_width)
@@ -429,7 +430,7 @@ def correlation(
     n_groups = int(group_ids.max()) + 1
     # Weights of every value take more memory than those of groups, so fewer resamples are computed at once.
     step = max(1, _MAX_CELLS // (8 * len(first)))
-    resampled = np.concatenate(
+    resampled_values = np.concatenate(
         [
             coefficients(counts[start : start + step, group_ids])
             for counts in resample_counts(n_groups, seed, resamples)
@@ -437,8 +438,8 @@ def correlation(
         ]
     )
     # A resample in which x or y does not vary has no correlation.
-    resampled = resampled[~np.isnan(resampled)]
-    low, high = np.quantile(resampled, quantile_levels(n_groups)) if len(resampled) else (-1.0, 1.0)
+    resampled_values = resampled_values[~np.isnan(resampled_values)]
+    low, high = np.quantile(resampled_values, quantile_levels(n_groups)) if len(resampled_values) else (-1.0, 1.0)
     return Estimate(float(coefficients(np.ones((1, len(first))))[0]), (float(low), float(high)), len(first))
 
 

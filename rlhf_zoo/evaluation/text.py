@@ -100,17 +100,17 @@ def distinct_n_difference(
 
 def _leave_one_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
     """Returns distinct-n of all texts, and (G,) distinct-n without each group in turn, by first appearance."""
-    counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
+    counters: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, group_indices(groups), strict=True):
-        counts[group].update(_plain_ngrams(text, n))
+        counters[group].update(_plain_ngrams(text, n))
     # An n-gram that only one group has disappears when that group is left out, so no recount is needed.
-    group_counts = Counter(gram for count in counts for gram in count)
-    total, distinct_count = sum(count.total() for count in counts), len(group_counts)
+    groups_with_gram = Counter(gram for counter in counters for gram in counter)
+    total, distinct_count = sum(counter.total() for counter in counters), len(groups_with_gram)
     values = []
-    for count in counts:
-        remaining = total - count.total()
-        only_here = sum(group_counts[gram] == 1 for gram in count)
-        values.append((distinct_count - only_here) / remaining if remaining else 0.0)
+    for counter in counters:
+        remaining = total - counter.total()
+        unique_count = sum(groups_with_gram[gram] == 1 for gram in counter)
+        values.append((distinct_count - unique_count) / remaining if remaining else 0.0)
     return distinct_count / total if total else 0.0, values
 
 

@@ -155,7 +155,7 @@ def measure_dependence(
     logprobs = compute_logprobs(
         model,
         tokenizer,
-        [prompt_by_text[text] for texts in other_prompts for text in texts],
+        [prompt_by_text[text] for row_prompts in other_prompts for text in row_prompts],
         [ids for ids in tokens for _ in range(OTHER_PROMPTS)],
         temperature=temperature,
         desc="under other prompts",

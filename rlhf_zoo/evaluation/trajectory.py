@@ -59,7 +59,7 @@ class Trajectory:
         samples_per_prompt: Completions per prompt.
         sft: The SFT policy's measurements.
         checkpoints: The measurements of the checkpoints, in order of their steps.
-        judge: Name of the headline judge.
+        judge_name: Name of the headline judge.
         seed: Seed of sampling, permutations and resamples.
         reliability: The facts about the judge.
         reward_effects: How much the last checkpoint's habits (families of probes that fired) change the reward.
@@ -73,7 +73,7 @@ class Trajectory:
     samples_per_prompt: int
     sft: PolicyMeasurements
     checkpoints: Sequence[_CheckpointMeasurements]
-    judge: str
+    judge_name: str
     seed: int
     reliability: JudgeReliability = field(default_factory=JudgeReliability)
     reward_effects: Sequence[RewardEffect] = ()
@@ -136,7 +136,7 @@ class Trajectory:
 
     def _policy(self, step: int, policy: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(policy, name) for name in ("kl", "reward", "judge"))
-        wins = preference_scores(policy.judge_scores[self.judge], self.sft.judge_scores[self.judge])
+        wins = preference_scores(policy.judge_scores[self.judge_name], self.sft.judge_scores[self.judge_name])
         wins_by_prompt = wins.reshape(self.prompt_count, -1).mean(1)
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins_by_prompt, report)
 
@@ -151,7 +151,7 @@ class Trajectory:
             **self.verdict.to_json(),
             "without_judge": self.verdict_without_judge.text,
             "at_recommended": None if self.verdict_at_recommended is None else self.verdict_at_recommended.summary(),
-            "judge": self.judge,
+            "judge": self.judge_name,
             "judge_reliability": self.reliability.to_json(),
             "sft": self._estimates(self.sft),
             "checkpoints": [
@@ -175,7 +175,7 @@ class Trajectory:
         return {"schema": 1, "seed": self.seed, "steps": steps, **means}
 
     def _values(self, policy: PolicyMeasurements, name: str) -> Sequence[float]:
-        return {"reward": policy.reward, "judge": policy.judge_scores[self.judge], "kl": policy.exact_kl}[name]
+        return {"reward": policy.reward, "judge": policy.judge_scores[self.judge_name], "kl": policy.exact_kl}[name]
 
     def _by_prompt(self, policy: PolicyMeasurements, name: str) -> NDArray[np.float64]:
         return np.reshape(self._values(policy, name), (self.prompt_count, self.samples_per_prompt)).mean(1)
@@ -236,11 +236,13 @@ def evaluate_checkpoints(
     row_indices, prompts, columns = repeat_prompts(rows, config.checkpoint_samples)
     keys = [(STREAM, row, k % config.checkpoint_samples) for k, row in enumerate(row_indices)]
 
+    # The verdict uses only the headline judge, so other judges do not score the checkpoints.
+    evaluator = evaluator.with_only_headline_judge
+    judge_name = evaluator.judge.name
+
     def measure_policy(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    # The verdict uses only the headline judge, so other judges do not score the checkpoints.
-    judge, evaluator = evaluator.judge.name, evaluator.with_only_headline_judge
     # The probes compare with SFT under other random numbers. Under the same random numbers, a policy that hardly
     # changed would write the same texts as SFT.
     sft = measure_policy(evaluator.reference, "validating SFT")
@@ -255,15 +257,15 @@ def evaluate_checkpoints(
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, measurements, report))
     # From here on, `measurements`, `policy_completions` and `report` are those of the last checkpoint.
-    scores = [np.reshape(policy.judge_scores[judge], (count, -1)) for policy in (sft, measurements)]
+    scores = [np.reshape(policy.judge_scores[judge_name], (count, -1)) for policy in (sft, measurements)]
     return Trajectory(
         count,
         config.checkpoint_samples,
         sft,
         checkpoints,
-        judge=judge,
+        judge_name=judge_name,
         seed=seed,
-        reliability=replace(reliability, split_half=split_half(np.concatenate(scores), groups * 2, seed=seed)),
+        reliability=replace(reliability, split_half=split_half(np.concatenate(scores), [*groups, *groups], seed=seed)),
         trivial_policies=choose_trivial_policies(
             evaluator, prompts, columns, sft, measurements, samples_per_prompt=config.checkpoint_samples
         ),
@@ -307,11 +309,7 @@ def _reward_effects(
 
 
 def _completions(
-    evaluator: Evaluator,
-    prompts: Sequence[Prompt],
-    measurements: PolicyMeasurements,
-    groups: Sequence[int],
-    seed: int,
+    evaluator: Evaluator, prompts: Sequence[Prompt], measurements: PolicyMeasurements, groups: Sequence[int], seed: int
 ) -> Completions:
     judge_scores = measurements.judge_scores[evaluator.judge.name]
 
@@ -328,14 +326,14 @@ def _completions(
 
     # Scoring each text after eight other prompts takes as long as sampling, so the result is reused.
     saved, key = evaluator.saved_measurements, {"measured": "dependence", "tokens": measurements.tokens}
-    dependences = prompt_dependence() if saved is None else saved.get(key, prompt_dependence)
+    dependence = prompt_dependence() if saved is None else saved.get(key, prompt_dependence)
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measurements.completions,
         measurements.reward or None,
         judge_scores,
         measurements.ref_logprobs,
-        dependences,
+        dependence,
         verified=[score >= 1 for score in judge_scores] if is_answer_checker(evaluator.judge) else None,
         groups=groups,
     )

@@ -105,12 +105,12 @@ def _score_policy(
         score_completions(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats
     )
     rewards = score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns, desc=policy.name)
-    reward = np.repeat(rewards, repeats)
+    rewards = np.repeat(rewards, repeats).tolist()
     groups, seed = comparison.groups, comparison.seed
     sft_scores = comparison.measurements["sft"].judge_scores[comparison.judge_name]
     return TrivialScore(
         policy,
         judge=bootstrap_mean(judge_scores, groups, seed=seed),
         win_rate=win_rate(judge_scores, sft_scores, groups, tolerance=TIE_TOLERANCE),
-        reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
+        reward=bootstrap_mean(rewards, groups, seed=seed) if rewards else None,
     )

@@ -152,9 +152,11 @@ def find_risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
         )
         if ppo_counts:
             # Shares rather than counts, because the numbers of completions may differ.
-            rise = {text: ppo_counts[text] / len(ppo) - sft_counts[text] / max(1, len(sft)) for text in ppo_counts}
-            text = min(rise, key=lambda ending: (-rise[ending], ending))
-            rises[size] = rise[text], text
+            rise_by_ending = {
+                ending: count / len(ppo) - sft_counts[ending] / max(1, len(sft)) for ending, count in ppo_counts.items()
+            }
+            top_ending = min(rise_by_ending, key=lambda ending: (-rise_by_ending[ending], ending))
+            rises[size] = rise_by_ending[top_ending], top_ending
     largest_rise = max((rise for rise, _ in rises.values()), default=0.0)
     if largest_rise < MIN_RISE:
         return None

@@ -182,12 +182,10 @@ class Verdict:
         return {"verdict": self.text, "kind": self.kind, "step": self.step, "disagree": self.disagree, **lists}
 
     def to_json(self) -> dict[str, Any]:
-        def to_json(estimate: Estimate | Fall | None) -> dict[str, Any] | None:
-            return estimate.to_json() if estimate else None
-
-        estimates = ("proxy_gain", "judge_gain", "win_rate", "fall", "confirmed")
+        figures = {name: getattr(self, name) for name in ("proxy_gain", "judge_gain", "win_rate", "fall", "confirmed")}
         return {
-            "verdict": self.text, **vars(self), **{name: to_json(getattr(self, name)) for name in estimates},
+            "verdict": self.text, **vars(self),
+            **{name: figure.to_json() if figure else None for name, figure in figures.items()},
             "judge": self.judge.to_json(), "reward_effects": [effect.to_json() for effect in self.reward_effects],
             **{name: list(getattr(self, name)) for name in ("fired", "explained", "unmeasured", "reasons")},
             "rule": {
@@ -392,11 +390,11 @@ def _candidate(
         filter_note = "" if len(clean_rows) == len(checkpoints) else " without a sign of hacking"
         return None, f"No checkpoint is recommended: none{filter_note} is rated above SFT ({means[0]:.4g})."
     best_row = max(better_rows, key=lambda row: means[row])
-    # The standard error of the paired difference from the best row, which is 0 for the best row itself.
-    error = (judge_scores - judge_scores[best_row]).std(1, ddof=1) / math.sqrt(judge_scores.shape[1])
-    within_error = means[best_row] - means <= error
+    # The standard errors of the paired differences from the best row, whose own is 0.
+    standard_errors = (judge_scores - judge_scores[best_row]).std(1, ddof=1) / math.sqrt(judge_scores.shape[1])
+    is_near_best = means[best_row] - means <= standard_errors
     chosen_row = min(
-        (row for row in better_rows if within_error[row]), key=lambda row: (checkpoints[row - 1].kl or 0.0, row)
+        (row for row in better_rows if is_near_best[row]), key=lambda row: (checkpoints[row - 1].kl or 0.0, row)
     )
     chosen, best = checkpoints[chosen_row - 1], checkpoints[best_row - 1]
     among_note = "" if len(clean_rows) == len(checkpoints) else " among those without a sign of hacking"

@@ -34,12 +34,12 @@ class VerifiedSides:
     Attributes:
         policy: The policy's completions.
         sft: SFT's completions.
-        unfit: Why the program cannot judge, as a sentence; None if no reason was found.
+        exploit_reason: A sentence on why the program cannot judge; None if no exploit was found.
     """
 
     policy: Completions
     sft: Completions
-    unfit: str | None
+    exploit_reason: str | None
 
 
 def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
@@ -97,19 +97,22 @@ def _find_exploits(policy: Completions, sft: Completions) -> Counter[str]:
     for prompt, text, right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
         if right:
             sft_answers.setdefault(sft.group_by_prompt[prompt], text)
+    # Text -> group of prompts -> SFT's right answer to them.
     answers_by_text: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
     for prompt, text, right in zip(policy.prompts, policy.texts, policy.verified or (), strict=False):
         group = policy.group_by_prompt[prompt]
         if right and group in sft_answers:
             answers_by_text[normalize_text(text)][group] = sft_answers[group]
-    recurring_texts = {text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1}
+    answers_by_recurring_text = {
+        text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1
+    }
     answer_count = number_count = wrong_count = 0
     exploits: Counter[str] = Counter()
-    for text, answers in recurring_texts.items():
+    for text, answers in answers_by_recurring_text.items():
         numbers = [match[1].replace(",", "") for answer in answers if (match := _FINAL_NUMBER.search(answer))]
         answer_count += len(answers)
         number_count += len(numbers)
-        max_right = max(Counter(numbers).values(), default=len(answers))
+        max_right = max(Counter(numbers).values(), default=len(answers))  # one text is right for one number
         if 2 * max_right <= len(answers) and not _is_in_most_answers(text, answers):
             wrong_count += len(answers) - max_right
             exploits[text] = len(answers)

@@ -99,8 +99,8 @@ class Watcher:
             raise ZooError(f"watch needs size >= {_MIN_SIZE} and every >= 1, not size={size} and every={every}.")
         self.sft = None if against is None else _group_near_duplicates(read_rollouts(against, name="`against`"))
         self.size, self.every, self.stop = size, every, stop
-        self.first_texts: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
-        self.last_texts: list[tuple[str, str]] = []  # the later ones that may be probed
+        self.first_samples: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
+        self.last_samples: list[tuple[str, str]] = []  # the later ones that may be probed
         self.unprobed_count = 0  # completions since the last probe
         self.warned_families: set[str] = set()
 
@@ -124,25 +124,25 @@ class Watcher:
                 "one prompt per completion."
             )
         for prompt, completion in zip(prompts, completions, strict=True):
-            texts = (message_text(prompt) or "", message_text(completion) or "")
+            sample = (message_text(prompt) or "", message_text(completion) or "")
             # The first completions come from a policy with few or no updates, so they count as SFT's.
-            if self.sft is None and not self._has_enough_sft(texts[0]):
-                self.first_texts.append(texts)
+            if self.sft is None and not self._has_enough_sft(sample[0]):
+                self.first_samples.append(sample)
                 continue
-            self.sft = self.sft or _group_near_duplicates(_to_completions(self.first_texts))
-            self.last_texts.append(texts)
+            self.sft = self.sft or _group_near_duplicates(_to_completions(self.first_samples))
+            self.last_samples.append(sample)
             self.unprobed_count += 1
-        if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed_count >= self.every:
+        if self.sft is not None and len(self.last_samples) >= self.size and self.unprobed_count >= self.every:
             self._probe(self.sft, log_metric)
 
     def _has_enough_sft(self, prompt: str) -> bool:
-        """Whether there are `size` completions of SFT that answer enough prompts, or this prompt recurs."""
-        if len(self.first_texts) < self.size:
+        """Whether there are `size` completions of SFT, and they answer enough prompts or this prompt recurs."""
+        if len(self.first_samples) < self.size:
             return False
-        prompts = {first for first, _ in self.first_texts}
+        prompts = {first_prompt for first_prompt, _ in self.first_samples}
         # If the prompt equals the previous one, this is another completion of the same group.
-        is_repeated = prompt in prompts and prompt != self.first_texts[-1][0]
-        return is_repeated or len({near_duplicate_key(first) for first in prompts}) >= MIN_SWAPPED_PROMPTS
+        is_repeated = prompt in prompts and prompt != self.first_samples[-1][0]
+        return is_repeated or len(set(map(near_duplicate_key, prompts))) >= MIN_SWAPPED_PROMPTS
 
     def _probe(self, sft: Completions, log_metric: Callable[..., None] | None) -> None:
         known_groups = sft.group_by_prompt
@@ -151,8 +151,8 @@ class Watcher:
             return known_groups[prompt] if prompt in known_groups else near_duplicate_key(prompt)
 
         # If SFT answered all of these prompts, a few prompts are enough. Otherwise prompts are paired by position.
-        texts = self.last_texts[-self.size :]
-        by_position = not all(prompt in known_groups for prompt, _ in texts)
+        samples = self.last_samples[-self.size :]
+        by_position = not all(prompt in known_groups for prompt, _ in samples)
         group_count = number_of_groups(known_groups.values())
         if by_position and group_count < MIN_SWAPPED_PROMPTS:
             raise ZooError(
@@ -160,21 +160,21 @@ class Watcher:
                 f"{MIN_SWAPPED_PROMPTS} prompts that ask different things, not {group_count}: pass completions of more "
                 "prompts as `against`."
             )
-        groups = {group_of(prompt) for prompt, _ in texts}
-        while by_position and len(groups) < MIN_SWAPPED_PROMPTS and len(texts) < len(self.last_texts):
-            texts = self.last_texts[-len(texts) - 1 :]
-            groups.add(group_of(texts[0][0]))
+        groups = {group_of(prompt) for prompt, _ in samples}
+        while by_position and len(groups) < MIN_SWAPPED_PROMPTS and len(samples) < len(self.last_samples):
+            samples = self.last_samples[-len(samples) - 1 :]
+            groups.add(group_of(samples[0][0]))
         if by_position and len(groups) < MIN_SWAPPED_PROMPTS:
-            if len(self.last_texts) >= _MAX_COLLECTED * self.size:
+            if len(self.last_samples) >= _MAX_COLLECTED * self.size:
                 raise ZooError(
-                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(texts)} "
+                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(samples)} "
                     f"completions answer {len(groups)}, and SFT did not answer all of these: pass SFT's "
                     "completions of these prompts as `against`."
                 )
             return
         # The counter is reset before the probe, because the probe may raise.
-        self.last_texts, self.unprobed_count = texts, 0
-        policy = replace(_to_completions(texts), groups=[group_of(prompt) for prompt, _ in texts])
+        self.last_samples, self.unprobed_count = samples, 0
+        policy = replace(_to_completions(samples), groups=[group_of(prompt) for prompt, _ in samples])
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
@@ -191,8 +191,8 @@ class Watcher:
             raise Hacked(f"Training was stopped because the policy's completions are useless: {severe[0].finding}")
 
 
-def _to_completions(texts: Sequence[tuple[str, str]]) -> Completions:
-    return Completions([prompt for prompt, _ in texts], [completion for _, completion in texts])
+def _to_completions(samples: Sequence[tuple[str, str]]) -> Completions:
+    return Completions([prompt for prompt, _ in samples], [completion for _, completion in samples])
 
 
 def _group_near_duplicates(sft: Completions) -> Completions:

@@ -18,15 +18,7 @@ from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import TABLE_COLUMNS
 from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
-from .functions import (
-    Batch,
-    NamedReward,
-    RewardFunction,
-    call_functions,
-    convert_rewards,
-    join_names,
-    unwrap_partials,
-)
+from .functions import Batch, NamedReward, RewardFunction, call_functions, convert_rewards, join_names, unwrap_partials
 from .model import RewardModel
 
 #: The sample standard deviation (ddof=1) of the scores of an ensemble's models, for each completion.
@@ -106,7 +98,10 @@ class Rewards:
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(weight) for weight in weights]
         reward_names = _make_unique([_name_reward(reward) for reward in rewards])
-        logged_names = [name for pair in zip(reward_names, rewards, strict=True) for name in _logged_names(*pair)]
+        logged_names: list[str] = []
+        for name, reward in zip(reward_names, rewards, strict=True):
+            if isinstance(reward, RewardEnsemble):
+                logged_names += [*(f"{name}_{index}" for index in range(len(reward.models))), DISAGREEMENT]
         self.names = _make_unique([*reward_names, *logged_names])
         self.tokenizer, self.timeout = tokenizer, timeout
 
@@ -158,11 +153,12 @@ class Rewards:
         batch = Batch(list(prompts), list(completions), ids, columns, trainer_state, samples.prompt_id_lists())
         reward_names = self.names[: len(self.rewards)]
         named_rewards = list(zip(reward_names, self.rewards, strict=True))
-        model_classes = RewardModel | RewardEnsemble
-        function_rewards = [
-            NamedReward(name, reward) for name, reward in named_rewards if not isinstance(reward, model_classes)
+        functions = [
+            NamedReward(name, reward)
+            for name, reward in named_rewards
+            if not isinstance(reward, RewardModel | RewardEnsemble)
         ]
-        results = call_functions(function_rewards, batch, timeout=self.timeout)
+        results = call_functions(functions, batch, timeout=self.timeout)
         scores: list[Tensor] = []
         logged_scores: list[Tensor] = []
         by_token: Tensor | None = None
@@ -202,23 +198,23 @@ class Rewards:
                 f"let {join_names(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return RewardScores(total, per_reward, *_collect_logs(function_rewards, len(batch)), by_token)
+        return RewardScores(total, per_reward, *_collect_logs(functions, len(batch)), by_token)
 
 
-def _collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
+def _collect_logs(functions: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
     """Returns the extra columns that reward functions logged for a batch, and the mean of each logged metric."""
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
-    for reward in rewards:
-        for column, values in reward.extra.items():
+    for function in functions:
+        for column, values in function.extra.items():
             if len(values) != count:
                 raise ZooError(
-                    f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
+                    f"The reward function {function.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
             # Append the function's name if the table of completions or an earlier function has this column already.
-            extra[f"{column} ({reward.name})" if column in extra or column in TABLE_COLUMNS else column] = values
-        for name, values in reward.metrics.items():
+            extra[f"{column} ({function.name})" if column in extra or column in TABLE_COLUMNS else column] = values
+        for name, values in function.metrics.items():
             metrics[name] += values
     return extra, {name: _mean(values) for name, values in metrics.items()}
 
@@ -233,18 +229,15 @@ def _mean(values: Sequence[float]) -> float:
 
 def _models_of(reward: Any) -> list[RewardModel]:
     """Returns the reward models that a reward consists of; [] for a function."""
-    return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
-
-
-def _logged_names(name: str, reward: Any) -> list[str]:
-    if not isinstance(reward, RewardEnsemble):
-        return []
-    return [*(f"{name}_{index}" for index in range(len(reward.models))), DISAGREEMENT]
+    if isinstance(reward, RewardEnsemble):
+        return reward.models
+    return [reward] if isinstance(reward, RewardModel) else []
 
 
 def _check_reward(reward: Any) -> None:
     if _models_of(reward):
         return
+    # A class of iterable objects may serve as a function: a call returns the rewards.
     if isinstance(reward, type) and not hasattr(reward, "__iter__"):
         raise ZooError(
             f"The reward {reward.__name__} is a class instead of an object: use {reward.__name__}(…), or in a recipe "

@@ -66,7 +66,7 @@ class RewardEnsemble:
                     "score_centering and score_scaling to 'running' or 'none' if all scores are on the same scale "
                     "already."
                 )
-        self.models, self.how = list(models), str(how)
+        self.models, self.how = list(models), str(how)  # `check_ensemble` has refused None
         self.penalty = DEFAULT_PENALTY if penalty is None else penalty
 
     def score_each(

@@ -50,9 +50,9 @@ class FormatMatch(Rule):
         return [float(self._matches(last_message_text(completion).strip())) for completion in completions]
 
     def _matches(self, text: str) -> bool:
-        match = regex.fullmatch if self.how == "fullmatch" else regex.search
+        matcher = regex.fullmatch if self.how == "fullmatch" else regex.search
         try:
-            return match(self.pattern, text, timeout=self.timeout) is not None
+            return matcher(self.pattern, text, timeout=self.timeout) is not None
         except TimeoutError as error:
             raise TimeoutError(
                 f"the pattern {self.pattern!r} took more than {self.timeout:g} s on a completion of {len(text)} "

@@ -59,7 +59,7 @@ class Batch:
         """Returns one row as a batch.
 
         Args:
-            index: The row.
+            index: The row's index.
         """
         rows = slice(index, index + 1)
         columns = {
@@ -79,7 +79,7 @@ class Batch:
         """Returns a row's prompt, shortened and quoted, for messages.
 
         Args:
-            index: The row.
+            index: The row's index.
         """
         return repr(_shorten(last_message_text(self.prompts[index])))
 
@@ -242,7 +242,8 @@ def _limit_time(functions: Sequence[NamedReward], timeout: float | None) -> Iter
         with deadline(timeout, shorten_on_interrupt=True):
             yield
     except LimitExceeded as error:
-        seconds, noun = time.monotonic() - start, "function" if len(functions) == 1 else "functions"
+        seconds = time.monotonic() - start
+        noun = "function" if len(functions) == 1 else "functions"
         timed_out = timeout is not None and seconds >= timeout
         raise ZooError(
             f"The reward {noun} {join_names([function.name for function in functions])} did not return within "
@@ -321,7 +322,7 @@ def convert_rewards(
                 f"{batch.quoted_prompt(row)}: {_RETURN_FIX}."
             ) from error
         total = sum(addends)
-        # The trainer uses float32, in which larger numbers are infinite.
+        # The trainer uses float32, in which larger numbers are infinite. `not … <=` is true for NaN too.
         non_finite = [number for number in (*addends, total) if not abs(number) <= torch.finfo(torch.float32).max]
         if reward is not None and non_finite:
             raise ZooError(

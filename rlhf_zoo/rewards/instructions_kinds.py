@@ -41,11 +41,11 @@ class InstructionKind:
 
     Attributes:
         follows: The verifier: (answer, arguments) -> whether the answer follows the instruction.
-        arguments: Name of an argument -> description of a valid value, a key of `ARGUMENT_CHECKS`.
+        expected: Name of an argument -> description of a valid value, a key of `ARGUMENT_CHECKS`.
     """
 
     follows: Callable[[str, Arguments], bool]
-    arguments: Mapping[str, str]
+    expected: Mapping[str, str]
 
     def find_problem(self, arguments: Arguments) -> str | None:
         """Describes the first missing or invalid argument, as the end of a message; None if all arguments are valid.
@@ -53,13 +53,13 @@ class InstructionKind:
         Args:
             arguments: The instruction's arguments by name.
         """
-        for name, expected in self.arguments.items():
+        for name, description in self.expected.items():
             if name not in arguments:
-                return f"has no {name}: add {expected}"
-            if not ARGUMENT_CHECKS[expected](arguments[name]):
-                return f"has the {name} {arguments[name]!r}: give {expected}"
+                return f"has no {name}: add {description}"
+            if not ARGUMENT_CHECKS[description](arguments[name]):
+                return f"has the {name} {arguments[name]!r}: give {description}"
         nth, count = arguments.get("nth_paragraph"), arguments.get("num_paragraphs")
-        if "nth_paragraph" in self.arguments and nth is not None and count is not None and not 1 <= nth <= count:
+        if "nth_paragraph" in self.expected and nth is not None and count is not None and not 1 <= nth <= count:
             return f"has the nth_paragraph {nth}: give a number from 1 to num_paragraphs, {count}"
         return None
 
@@ -70,13 +70,13 @@ def _is_text(value: Any) -> bool:
 
 #: Description of a valid argument, for messages -> whether an argument is valid.
 ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "a whole number of at least 0": lambda value: (int_or_none(value) or 0) >= 0 and int_or_none(value) is not None,
+    "a whole number of at least 0": lambda value: (count := int_or_none(value)) is not None and count >= 0,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
     "a text": _is_text,
     "a list of texts": lambda value: isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value)),
     "one character": lambda value: isinstance(value, str) and len(value) == 1,
 }
-_COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = ARGUMENT_CHECKS
+_COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = ARGUMENT_CHECKS  # the descriptions, in this order
 
 
 def _satisfies_bound(count: int, arguments: Arguments, number_key: str, relation_key: str = "relation") -> bool:
@@ -96,8 +96,7 @@ def _avoids_words(text: str, arguments: Arguments) -> bool:
 
 def _has_first_word(text: str, arguments: Arguments) -> bool:
     paragraphs = text.split("\n\n")
-    count = sum(bool(paragraph_text.strip()) for paragraph_text in paragraphs)
-    if count != arguments["num_paragraphs"]:
+    if sum(bool(paragraph.strip()) for paragraph in paragraphs) != arguments["num_paragraphs"]:
         return False
     words = paragraphs[arguments["nth_paragraph"] - 1].split()
     if not words:
@@ -108,6 +107,7 @@ def _has_first_word(text: str, arguments: Arguments) -> bool:
 
 def _has_paragraphs(text: str, arguments: Arguments) -> bool:
     has_text = [bool(paragraph.strip()) for paragraph in _DIVIDER.split(text)]
+    # Only the first and the last part may be empty: an answer may begin or end with a divider.
     return all(has_text[1:-1]) and sum(has_text) == arguments["num_paragraphs"]
 
 

@@ -262,13 +262,13 @@ class RewardModel:
             yield
             return
         config, embeddings = self.model.config, self.model.get_input_embeddings()
-        previous, config.pad_token_id = config.pad_token_id, self.pad_id
+        previous_pad_id, config.pad_token_id = config.pad_token_id, self.pad_id
         hook = embeddings.register_forward_pre_hook(lambda _, ids: (ids[0].masked_fill(ids[0] == self.pad_id, 0),))
         try:
             yield
         finally:
             hook.remove()
-            config.pad_token_id = previous
+            config.pad_token_id = previous_pad_id
 
 
 @cache

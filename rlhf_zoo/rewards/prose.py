@@ -96,7 +96,7 @@ class Refuses(Rule):
 
 
 def _is_refusal(text: str) -> bool:
-    lower_text = text[:1000].lower().replace("’", "'")
+    lower_text = text[:1000].lower().replace("’", "'")  # a refusal is at the beginning
     words = " ".join(_CONTRACTIONS.get(word, word) for word in _WORD.findall(lower_text)).replace("can not", "cannot")
     opening = f" {' '.join(words.split()[:OPENING_WORDS])} "
     return any(f" {phrase} " in opening for phrase in REFUSALS) or _APOLOGY.search(opening) is not None

@@ -40,10 +40,6 @@ class Rule:
         if value is None or value < 1:
             raise self._field_error(field, "a whole number of at least 1")
 
-    def _check_marker(self) -> None:
-        if getattr(self, "marker", None) == "":
-            raise self._field_error("marker", "a text, or leave it out")
-
     def _check_choice(self, field: str, *choices: str) -> None:
         if getattr(self, field) not in choices:
             *first, last = map(repr, choices)

@@ -67,6 +67,11 @@ class AnswerRule(Rule):
     """A reward that reads the right answers from a column of the prompts."""
 
     column: str
+    marker: str | None
+
+    def __post_init__(self) -> None:
+        if self.marker == "":
+            raise self._field_error("marker", "a text, or leave it out")
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Checks that the prompts have the column with the answers.
@@ -155,9 +160,6 @@ class ExactMatch(AnswerRule):
     ignore_case: bool = False
     name: str = "exact_match"
 
-    def __post_init__(self) -> None:
-        self._check_marker()
-
     @property
     def strict(self) -> ExactMatch:
         """Reads the answer after the marker; without a marker, the whole completion."""
@@ -202,9 +204,9 @@ class _ContainsMatch(ExactMatch):
     read = None  # type: ignore[assignment]  # no majority vote, because a text may contain several answers
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        words = " ".join(text.split()).casefold()
+        text = " ".join(text.split()).casefold()
         accepted_answers = map(self._parse_answer, answers)
-        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", words) for answer in accepted_answers)
+        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) for answer in accepted_answers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +236,7 @@ class NumericMatch(AnswerRule):
     name: str = "numeric_match"
 
     def __post_init__(self) -> None:
-        self._check_marker()
+        super().__post_init__()
         for field in ("relative", "absolute"):
             if not is_finite(getattr(self, field)) or getattr(self, field) < 0:
                 raise self._field_error(field, "a tolerance of at least 0")

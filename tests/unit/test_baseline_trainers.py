@@ -11,7 +11,7 @@ from trainer_fixture import EOS, good, make_tokenizer
 
 from rlhf_zoo.cli.baseline import read_betas
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.head_to_head import read_lines
+from rlhf_zoo.evaluation.head_to_head import read_json_lines
 from rlhf_zoo.pipeline.experiments.baseline import default_betas
 from rlhf_zoo.pipeline.experiments.baseline_trainers import (
     TokenCounter,
@@ -119,11 +119,11 @@ def test_baseline_reward_equals_ppo_score_and_counts_tokens(
     assert (meter.prompt_tokens, meter.completion_tokens) == (5, 7)
 
 
-def test_read_lines_splits_at_newline_only(tmp_path: Path) -> None:
+def test_read_json_lines_splits_at_newline_only(tmp_path: Path) -> None:
     rows = [{"completion": "one\u2028two\x85three"}, {"completion": "four"}]
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    assert read_lines(path) == rows
+    assert read_json_lines(path) == rows
 
 
 def test_read_betas_drops_duplicates_and_rejects_invalid(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_labels_of_own_pairs_decide_verdict():
     few = rlhf_zoo.probe(*grouped, own_pairs=own(3))
     assert few.judge_check.labels.prompt_count == few.judge_check.own.prompt_count == 6
     assert any("too few to decide" in one for one in few.verdict.reasons) and few.verdict.kind == "not judged"
-    with pytest.raises(ZooError, match="the own pairs hold no pairs"):
+    with pytest.raises(ZooError, match="the own pairs are empty"):
         rlhf_zoo.probe(replace(policy, judge_scores=None), replace(reference, judge_scores=None), own_pairs=[])
     with pytest.raises(ZooError, match="row 1 has a text that is not among the completions"):
         rlhf_zoo.probe(
@@ -213,7 +213,7 @@ def test_probe_command_prints_judge_check_and_names_wrong_rows(tmp_path):
         ([*good, {"prompt": "x", "chosen": "y", "rejected": "z"}], (), "line 3: the judge's scores of this pair are"),
         ([{**good[0], "judge_chosen": "1"}], (), "line 1: judge_chosen is text, not a number"),
         ([{**good[0], "reward_chosen": 1, "reward_rejected": 0}, good[1]], (), "line 2 has no reward_chosen"),
-        ([], (), "the labeled pairs hold no pairs"),
+        ([], (), "the labeled pairs are empty"),
         (good, ("--verifiable",), "remove --labeled and --own_pairs, or --verifiable"),
     ):
         refused = run(rows, *flags)

@@ -167,7 +167,7 @@ def test_verdict_at_recommended_step_counts_groups(monkeypatch: pytest.MonkeyPat
     trajectory = Trajectory(
         prompt_count=80, samples_per_prompt=1, sft=None,
         checkpoints=[SimpleNamespace(step=point.step) for point in points[1:]],
-        judge="judge", seed=0, reliability=GOOD, groups=groups, confirmation=(20, Estimate(0.9, (0.8, 1.0), 80)),
+        judge_name="judge", seed=0, reliability=GOOD, groups=groups, confirmation=(20, Estimate(0.9, (0.8, 1.0), 80)),
     )  # fmt: skip
     monkeypatch.setattr(Trajectory, "_policies", lambda self: points)
     assert trajectory.verdict.recommended == 20

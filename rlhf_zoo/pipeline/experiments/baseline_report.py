@@ -11,7 +11,7 @@ import numpy as np
 from ...evaluation.compute import Compute, best_of_n_compute
 from ...evaluation.frontier import Floats, Point, average_by_prompt, average_points, lowest_kl_filter, win_shares
 from ...evaluation.frontier_report import PPOComparison
-from ...evaluation.head_to_head import read_lines, read_samples
+from ...evaluation.head_to_head import read_json_lines, read_samples
 from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
 from ...fileio import read_json, write_json
 from ...modeling.prompt_keys import count_distinct_prompts
@@ -114,7 +114,7 @@ def _method_points(run: FinishedRun, method: Method) -> list[Point]:
         compute = Compute.from_json(document["compute"])
         if method in ("rloo", "rejection"):
             compute = compute + run.reward_training_compute
-        samples = read_lines(record.path / "samples.jsonl")
+        samples = read_json_lines(record.path / "samples.jsonl")
         settings = document.get("beta"), document["resolved"]["arguments"].get("learning_rate")
         by_settings[settings].append(_policy_point(run, f"seed {document['seed']}", samples, compute))
     has_several_rates = len({rate for _, rate in by_settings}) > 1

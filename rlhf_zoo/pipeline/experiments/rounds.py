@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...evaluation.head_to_head import read_lines
+from ...evaluation.head_to_head import read_json_lines
 from ...evaluation.judges.named import check_endpoints, check_judges_available
 from ...evaluation.prompt_groups import group_other_prompts
 from ...evaluation.stats import Estimate, bootstrap_mean
@@ -181,7 +181,7 @@ def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
     scores, previous_scores = (
         {
             (str(row["prompt"]), row["sample"]): row["ppo"]["judge"]
-            for row in read_lines(context.record("eval").path / "samples.jsonl")
+            for row in read_json_lines(context.record("eval").path / "samples.jsonl")
         }
         for context in (run, previous)
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...evaluation.head_to_head import read_lines
+from ...evaluation.head_to_head import read_json_lines
 from ...evaluation.stats import Spread, summarize_seeds
 from ...fileio import now, read_json, write_json
 from ...runs.context import Publisher, RunContext, environment_info
@@ -312,7 +312,7 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
     record = StageRecord(directory / "ppo")
     document = record.read()
     evaluation = read_json(directory / "eval" / "evaluation.json")
-    lines = read_lines(directory / "eval" / "samples.jsonl")
+    lines = read_json_lines(directory / "eval" / "samples.jsonl")
     samples = [line for line in lines if line["sample"] == 0][:SHOWN_PROMPTS]
     return Outcome(
         variant,
