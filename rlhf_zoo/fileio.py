@@ -169,7 +169,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
-    level = [value]  # check one level at a time, because recursion could exhaust the stack
+    level = [value]  # the values at one depth; no recursion, which could exhaust the stack
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -383,7 +383,7 @@ def _check_bounds(events: Any) -> None:
     """Raises BadYAML if the document exceeds a bound. An alias counts as much as the node that it repeats."""
     import yaml
 
-    sizes: dict[str | None, tuple[int, int]] = {}
+    sizes: dict[str | None, tuple[int, int]] = {}  # anchor -> (values, characters) of its node
     open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values, characters] of every open collection
     long_numbers = 0
 

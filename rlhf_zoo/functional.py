@@ -87,9 +87,9 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         moments: (3,), from `masked_moments`.
     """
-    n, total, squares = moments
+    n, total, square_sum = moments
     mean = total / n
-    return mean, ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
+    return mean, ((square_sum - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
@@ -433,8 +433,8 @@ def aggregate(
 ) -> Tensor:
     """A micro-batch's share of a minibatch's loss, a scalar. However rows are split, the shares add up to that loss.
 
-    With Σ, the sum over the mask: token-mean: Σ/token_count. seq-mean-token-mean: the mean over sequences of the mean
-    over tokens. seq-mean-token-sum: Σ/sequence_count. seq-sum-norm: Σ/(sequence_count·max_length), a constant divisor
+    token-mean: Σ/token_count, where Σ sums over the mask. seq-mean-token-mean: the mean over sequences of the mean over
+    tokens. seq-mean-token-sum: Σ/sequence_count. seq-sum-norm: Σ/(sequence_count·max_length), a constant divisor
     (arXiv:2503.20783, §3.2).
 
     Args:

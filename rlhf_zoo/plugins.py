@@ -253,7 +253,7 @@ def _import_module(module_name: str, name: str, *, group: str) -> ModuleType:
         if module_name == missing or module_name.startswith(f"{missing}."):
             _, _, attribute = name.partition(":")
             if entry_points(group, attribute):  # such as rule:grammar, a form that only --judge accepts
-                raise ZooError(f"{group} has no {name!r}: write {attribute!r} without {module_name}:.") from error
+                raise ZooError(f"{group} has no {name!r}: write only {attribute!r}.") from error
             suggestion = did_you_mean(missing, _sibling_modules(missing))
             hint = suggestion or f": install it, or put {missing}.py into this directory."
             raise ZooError(f"There is no module {missing!r}, which {name!r} names{hint}") from error

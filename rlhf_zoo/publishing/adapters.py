@@ -21,8 +21,6 @@ from .rounding import write_rounded
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
-CRITIC = "critic"
-
 
 def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
     """Checks, before a stage with use_peft trains, that others will be able to download the base of its adapters.
@@ -30,7 +28,7 @@ def check_base(context: RunContext, stage: str, parents: Mapping[str, ParentChec
     Args:
         context: The run.
         stage: Name of a stage with use_peft.
-        parents: Role -> the model that the stage starts from.
+        parents: Role -> the checkpoint of that parent.
 
     Raises:
         ZooError: The base is on no Hub, and this run will not publish it.
@@ -216,12 +214,12 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
     files = checkpoint_files(checkpoint)
     overrides: dict[str, Path | None] = {}
     if settings.get("push_critic", True) is False:
-        overrides = {name: None for name in files if name.startswith(f"{CRITIC}/")}
+        overrides = {name: None for name in files if name.startswith("critic/")}
     if (dtype := settings.get("push_dtype")) is not None:
         remaining_files = {name: path for name, path in files.items() if name not in overrides}
         overrides |= write_rounded(remaining_files, dtype, folder)
     configs = _write_adapter_configs(context, document, checkpoint, folder)
-    return {**overrides, **{name: folder / name for name in configs if name not in overrides}}
+    return {name: folder / name for name in configs} | overrides
 
 
 def _write_adapter_configs(

@@ -41,14 +41,14 @@ class AddResult:
     license: str | None
 
 
-def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> AddResult:
+def add_model(model_path: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> AddResult:
     """Puts a causal language model, a reward model or a sentence embedder on a Hub in one commit.
 
     Sends weights, configuration, tokenizer, license, card and the settings of sentence-transformers. A GGUF file is
     unpacked first.
 
     Args:
-        name: A folder, or a GGUF file.
+        model_path: A folder, or a GGUF file.
         repo: NAMESPACE/NAME.
         license: The Hub's identifier of the license; None for the one that the card or the GGUF file names.
         source: Where the model comes from, to add to the card; None to add nothing.
@@ -58,29 +58,30 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         ZooError: The model does not exist, is damaged or is an adapter; the repository holds another model; or the Hub
             refuses.
     """
-    folder = Path(unpack_if_gguf(name))
+    folder = Path(unpack_if_gguf(model_path))
     if not folder.is_dir():
-        raise ZooError(f"{name} is neither a folder nor a GGUF file: pass the path of a model.")
+        raise ZooError(f"{model_path} is neither a folder nor a GGUF file: pass the path of a model.")
     folder_files = find_model_files(folder)
     if folder_files.adapter_config is not None:
-        raise ZooError(f"{name} is an adapter: merge it into its base, and add the merged model.")
+        raise ZooError(f"{model_path} is an adapter: merge it into its base, and add the merged model.")
     for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):
         if not any(folder_files.has(file) for file in names):
-            raise ZooError(f"{name} has no {kind} ({' or '.join(names)}): save it in that folder too.")
+            raise ZooError(f"{model_path} has no {kind} ({' or '.join(names)}): save it in that folder too.")
     if folder_files.weights is None:
-        raise ZooError(f"{name} has no weights in safetensors: save the model in that folder.")
+        raise ZooError(f"{model_path} has no weights in safetensors: save the model in that folder.")
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-add-") as scratch:
         card = Path(scratch) / README
         card_license = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
         extra_files = {path.name: path for path in folder.iterdir() if _EXTRA_FILE.match(path.name)}
-        sentence_files = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
+        sentence_files = (path for pattern in SENTENCE_FILES for path in folder.glob(pattern))
         model_files = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
         files = {**model_files, **extra_files, README: card}
         with translate_hub_errors(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             # Without a license or source to add, only the model files must be equal: the card may have been edited.
-            head = _commit_with_files(repo, files if license or source else model_files, model_files, hub)
-            commit = head or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
-    return AddResult(repo, commit, head is None, card_license)
+            commit = _commit_with_files(repo, files if license or source else model_files, model_files, hub)
+            is_new = commit is None
+            commit = commit or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
+    return AddResult(repo, commit, is_new, card_license)
 
 
 def _commit_with_files(repo: str, files: Mapping[str, Path], model_files: Collection[str], hub: Hub) -> str | None:

@@ -55,10 +55,8 @@ def collect(
     Raises:
         ZooError: The Hub refuses.
     """
-    stages = list(STAGES)
-    models = sorted(
-        repos.items(), key=lambda item: (stages.index(item[1]) if item[1] in stages else len(stages), item[0])
-    )
+    order = {stage: index for index, stage in enumerate(STAGES)}
+    models = sorted(repos.items(), key=lambda model: (order.get(model[1], len(order)), model[0]))
     items = [(repo, "model", STAGES[stage].note if stage in STAGES else stage) for repo, stage in models]
     items += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)

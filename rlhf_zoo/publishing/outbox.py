@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a successful upload after which a finished command stops waiting if the last attempt failed.
 PATIENCE = 180.0
-#: The limit after an interruption or an error, when the user expects the command to end soon. Slow uploads count too.
+#: The same limit after an interruption or an error, when the command should end soon. Slow uploads count as failures.
 LAST_PATIENCE = 10.0
 CLOSE_TIMEOUT = 30.0  # seconds for which `close` waits for the upload in progress
 
@@ -42,7 +42,7 @@ class Outbox:
     def __init__(self, sender: Sender, *, hub_name: str, resume_command: str, patience: float = PATIENCE) -> None:
         self._sender, self._hub_name, self._resume_command, self._patience = sender, hub_name, resume_command, patience
         self._changed = threading.Condition()
-        self._woken = self._closing = False
+        self._woken = self._closing = False  # called since the thread last looked: notify, close
         self._idle = True
         self._sent = self._failures = 0  # uploads sent; failures in a row
         self._failure_reason: str | None = None  # of the last attempt; None if it succeeded

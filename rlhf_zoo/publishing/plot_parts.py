@@ -32,20 +32,21 @@ def over_training_title(trajectory: Mapping[str, Any], initial_policy: str = "SF
     rewards, judge_scores = ([row[name]["value"] for row in rows] for name in ("reward", "judge"))
     judge_intervals = [row["judge"]["ci95"] for row in rows]
     fall = trajectory.get("fall") or {}
-    rises = "Reward rises" if rewards[-1] > rewards[0] else "Reward does not rise"
+    reward_clause = "Reward rises" if rewards[-1] > rewards[0] else "Reward does not rise"
     if judge_scores[-1] < judge_scores[0]:
-        return f"{rises}, the judge ends below {initial_policy}"
+        return f"{reward_clause}, the judge ends below {initial_policy}"
     if fall.get("detected"):
-        return f"{rises}, the judge falls after its peak"
+        return f"{reward_clause}, the judge falls after its peak"
     if judge_intervals[-1][0] <= judge_scores[0]:
-        return f"{rises}, the judge hardly changes"
+        return f"{reward_clause}, the judge hardly changes"
     if fall.get("share_kept", 1.0) < MIN_SHARE_KEPT:
-        return f"{rises}, the judge is highest at step {fall['step']}"
+        return f"{reward_clause}, the judge is highest at step {fall['step']}"
     if rewards[-1] <= rewards[0]:
-        return f"{rises}, the judge does"
+        return f"{reward_clause}, the judge does"
     verdict = trajectory.get("kind") or trajectory.get("verdict")  # `kind` is the verdict without numbers
     if verdict in ("suspicious", "hacked"):
         return f"Reward and judge rise, the verdict is {verdict}"
+    # The last score lies within the interval of the first checkpoint, or below.
     levels_off = len(rows) > 2 and judge_scores[-1] <= judge_intervals[1][1]
     return "Reward and judge rise together" + (", then level off" if levels_off else "")
 
@@ -54,7 +55,7 @@ def sqrt_kl(kl: float) -> float:
     """Returns √KL; a negative estimate counts as 0.
 
     Args:
-        kl: KL to the SFT policy, nats per completion.
+        kl: KL to the reference, nats per completion.
     """
     return math.sqrt(max(kl, 0.0))
 

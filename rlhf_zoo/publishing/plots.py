@@ -48,14 +48,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
-# (metric, title, unit)
+#: (metric, title, unit).
 Panel = tuple[str, str, str]
+#: (steps, values) of a metric.
+Curve = tuple[list[int], list[float]]
 MAX_TICKS = 9  # with more checkpoints, matplotlib chooses the ticks
 _MAX_LABEL = 36  # characters of a row's label; a longer label loses its beginning
 _SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
 
-def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+def series(rows: Iterable[Mapping[str, Any]], key: str) -> Curve:
     """Returns the steps and values of one metric, where it was logged as a finite number.
 
     Args:
@@ -64,6 +66,11 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list
     """
     points = [(row["step"], float(row[key])) for row in rows if is_finite(row.get(key))]
     return [step for step, _ in points], [value for _, value in points]
+
+
+def _has_two_points(*curves: Curve) -> bool:
+    """Whether each curve has at least two points."""
+    return all(len(steps) >= 2 for steps, _ in curves)
 
 
 def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
@@ -75,7 +82,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
         mark: The step to mark, which the card describes; None if the rows end there.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
-    if min(len(reward[0]), len(kl[0])) < 2:
+    if not _has_two_points(reward, kl):
         return False
     figure, (reward_axes,) = new_figure(right=0.9)
     kl_axes = reward_axes.twinx()
@@ -140,11 +147,11 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     from matplotlib import colormaps
 
     curves = {name: (series(rows, "objective/score"), series(rows, "objective/kl")) for name, rows in runs.items()}
-    if not any(min(len(reward[0]), len(kl[0])) >= 2 for reward, kl in curves.values()):
+    if not any(_has_two_points(reward, kl) for reward, kl in curves.values()):
         return False
     figure, (reward_axes, kl_axes, combined_axes) = new_figure(7.4, 3, top=0.15, gap=0.6, height_ratios=(3, 3, 4))
     for index, (name, (reward, kl)) in enumerate(curves.items()):
-        if min(len(reward[0]), len(kl[0])) < 2:
+        if not _has_two_points(reward, kl):
             continue
         style = {"color": colormaps["viridis"](0.05 + 0.85 * index / max(len(runs) - 1, 1)), **line_style(reward[0])}
         reward_axes.plot(*reward, label=name, **style)
@@ -153,8 +160,8 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
         points = [(sqrt_kl(kl_by_step[step]), value) for step, value in zip(*reward, strict=True) if step in kl_by_step]
         combined_axes.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
-    kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
-    combined_axes.set(xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}", ylabel="reward")
+    kl_axes.set(xlabel="PPO update", ylabel="KL to the reference, nats")
+    combined_axes.set(xlabel=f"√KL to the reference, {_SQRT_KL_UNIT}", ylabel="reward")
     reward_axes.legend(frameon=False, fontsize=8.5)
     return _save(figure, path)
 
@@ -174,10 +181,9 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
         return False
     rows = [trajectory["sft"], *trajectory["checkpoints"]]
     steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
-    spans = [
-        max(row[key]["value"] for row in rows) - min(row[key]["value"] for row in rows) for key in ("reward", "judge")
-    ]
-    separate_scales = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
+    values_by_key = {key: [row[key]["value"] for row in rows] for key in ("reward", "judge")}
+    spans = [max(values) - min(values) or 1e-9 for values in values_by_key.values()]
+    separate_scales = max(spans) >= 4 * min(spans)
     figure, (reward_axes, kl_axes) = new_figure(
         3.8, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
     )
@@ -187,20 +193,20 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
     draw_band(kl_axes, steps, [row["kl"] for row in rows], LEGIBLE_ORANGE)
     kl_axes.set_ylim(bottom=min(0.0, kl_axes.get_ylim()[0]))
     label_lines(reward_axes, [("reward", LEGIBLE_BLUE), ("judge" + " (right)" * separate_scales, LEGIBLE_GREEN)])
-    policy_title = initial_policy.removeprefix("the ")
-    label_lines(kl_axes, [(f"KL to {policy_title}, nats", LEGIBLE_ORANGE)])
+    start_title = initial_policy.removeprefix("the ")
+    label_lines(kl_axes, [(f"KL to {start_title}, nats", LEGIBLE_ORANGE)])
     recommended_step = trajectory.get("recommended")
     if recommended_step is not None:
         for axes in (reward_axes, kl_axes):
             axes.axvline(recommended_step, color=LEGIBLE_GRAY, linestyle=(0, (4, 4)), linewidth=1.5)
-        shift, side = (6, "left") if recommended_step < max(steps) / 2 else (-6, "right")
+        shift, alignment = (6, "left") if recommended_step < max(steps) / 2 else (-6, "right")
         annotate(
             kl_axes, f"step {recommended_step}: recommended", (recommended_step, 0), (shift, 6),
-            xycoords=("data", "axes fraction"), ha=side,
+            xycoords=("data", "axes fraction"), ha=alignment,
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:
         kl_axes.set_xticks(steps)
-    kl_axes.set_xlabel(f"PPO update (0 = {policy_title}); {trajectory['prompts']} validation prompts")
+    kl_axes.set_xlabel(f"PPO update (0 = {start_title}); {trajectory['prompts']} validation prompts")
     title = over_training_title(trajectory, initial_policy)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
     make_transparent(figure, min_font_size=15)
@@ -217,21 +223,22 @@ def _label_width(axes: Axes) -> float:
     return max(sum({".": 0.07, "−": 0.18}.get(letter, 0.135) for letter in label) for label in labels)
 
 
-def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
+def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path, *, initial_policy: str = "SFT") -> bool:
     """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
     Gray curves are the fits, from the lowest to the highest KL of the checkpoints. A ring marks the recommended
-    checkpoint. Needs one checkpoint besides SFT.
+    checkpoint. Needs one checkpoint besides the start.
 
     Args:
         trajectory: `over_training` of evaluation.json.
         path: The PNG to write.
+        initial_policy: As in `plot_over_training`.
     """
     if not trajectory or not trajectory.get("checkpoints"):
         return False
     rows = [trajectory["sft"], *trajectory["checkpoints"]]
     distances = [sqrt_kl(row["kl"]["value"]) for row in rows]
-    steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
+    labels = [initial_policy.removeprefix("the "), *(str(row["step"]) for row in trajectory["checkpoints"])]
     figure, (reward_axes, judge_axes) = new_figure(5.6, 2, gap=0.35, sharex=True)
     fits = trajectory.get("fits") or {}
     for axes, key, title, color, fit in (
@@ -243,19 +250,19 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
         if fit:
             # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
             low, high = min(distances[1:]), max(distances[1:])
-            x = [d for percent in range(101) if (d := low + (high - low) * percent / 100) > 0]
+            x = [d for d in (low + (high - low) * percent / 100 for percent in range(101)) if d > 0]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
             axes.plot(x, [values[0] + d * (alpha - beta * math.log(d)) for d in x], color=GRAY, linewidth=1)
-        for step, distance, value in zip(steps, distances, values, strict=True):
-            annotate(axes, str(step) if step else "SFT", (distance, value), (5, -11), fontsize=8.5)
-            if step and step == trajectory.get("recommended"):
+        for label, distance, value in zip(labels, distances, values, strict=True):
+            annotate(axes, label, (distance, value), (5, -11), fontsize=8.5)
+            if label == str(trajectory.get("recommended")):
                 draw_ring(axes, distance, value)
         axes.set_title(title, fontsize=10)
-    judge_axes.set_xlabel(f"√KL to SFT, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
+    judge_axes.set_xlabel(f"√KL to {initial_policy}, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
     return _save(figure, path)
 
 
-def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
+def plot_frontier(frontier: Mapping[str, Any], path: Path, *, initial_policy: str = "SFT") -> bool:
     """Draws judge and reward against √KL: PPO as a star on the line of its runs with other β, and each baseline method.
 
     Bars are 95% intervals. A line is dashed if the KL of its method is an upper bound. Needs one baseline method.
@@ -263,6 +270,7 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     Args:
         frontier: frontier.json of baselines.
         path: The PNG to write.
+        initial_policy: As in `plot_over_training`.
     """
     if not frontier.get("methods"):
         return False
@@ -278,15 +286,15 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
             draw_against_kl(
                 axes, sorted_points, key, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
             )
-        draw_against_kl(axes, [frontier["sft"]], key, color="black", marker="x", label="SFT")
+        draw_against_kl(axes, [frontier["sft"]], key, color="black", marker="x", label=initial_policy)
         ppo_points = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
         draw_against_kl(axes, ppo_points, key, color=ORANGE, marker="o", markersize=3)
         draw_against_kl(axes, [frontier["ppo"]], key, color=ORANGE, marker="*", markersize=13, label="PPO")
         axes.set_xlim(left=-0.05)
     judge_axes.set_ylabel(f"judge: {frontier['judge']}")
     judge_axes.legend(frameon=False, fontsize=8.5)
-    reward_axes.set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}")
-    figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
+    reward_axes.set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to {initial_policy}, {_SQRT_KL_UNIT}")
+    figure.suptitle(f"What each method reaches, and how far from {initial_policy}", fontsize=11)
     return _save(figure, path)
 
 
@@ -356,7 +364,8 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
         path: The PNG to write.
         mark: As in `plot_reward_and_kl`.
     """
-    filled_panels = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
+    all_panels = [(title, unit, series(rows, key)) for key, title, unit in panels]
+    filled_panels = [panel for panel in all_panels if _has_two_points(panel[-1])]
     if not filled_panels:
         return False
     row_count = math.ceil(len(filled_panels) / 2)
@@ -388,7 +397,7 @@ def plot_curves(
         mark: As in `plot_reward_and_kl`.
     """
     curves = {label: series(rows, key) for key, label in labels.items()}
-    visible_curves = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
+    visible_curves = {label: curve for label, curve in curves.items() if _has_two_points(curve)}
     if not visible_curves:
         return False
     figure, (axes,) = new_figure(left=1.1)
@@ -436,7 +445,7 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
 
 
 def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws the share of correctly ordered pairs by confidence, with 95% intervals and the number of pairs per point.
+    """Draws the share of pairs in the right order by confidence, with 95% intervals, and the pairs of each bin below.
 
     Args:
         report: As in `plot_margins`.
@@ -446,17 +455,17 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     if not calibration or not calibration["bins"]:
         return False
     bins = [{**bin_, "value": bin_["accuracy"]} for bin_ in calibration["bins"]]
-    figure, (top, bottom) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
-    top.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
-    draw_estimates(top, bins, "confidence", BLUE, "this model")
+    figure, (accuracy_axes, count_axes) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
+    accuracy_axes.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
+    draw_estimates(accuracy_axes, bins, "confidence", BLUE, "this model")
     title = f"Calibration: accuracy by confidence, ECE {calibration['ece']:.3f}"
-    top.set(ylabel="share in the right order", title=title)
-    top.legend(frameon=False, loc="lower right")
+    accuracy_axes.set(ylabel="share in the right order", title=title)
+    accuracy_axes.legend(frameon=False, loc="lower right")
     for bin_ in bins:
         width = (bin_["high"] - bin_["low"]) * 0.94
-        bottom.bar(bin_["low"], bin_["n"], width=width, align="edge", color=BLUE, alpha=0.6)
+        count_axes.bar(bin_["low"], bin_["n"], width=width, align="edge", color=BLUE, alpha=0.6)
     label = "confidence: σ(|margin|), the probability that the higher-scored text is better"
-    bottom.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
+    count_axes.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
     return _save(figure, path)
 
 

@@ -48,10 +48,10 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         policy=policy,
         reference=reference,
         verdict_class=_VERDICT_CLASSES.get(result.verdict.kind, "open"),
-        groups=format_group_count(result.groups, result.prompts),
+        in_groups=format_group_count(result.groups, result.prompts),
         figures=list(_figures(result)),
         probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -probe.ratio)),
-        bar=lambda probe: round(100 * min(max(probe.ratio, 0.0) / SEVERE, 1.0)),
+        bar_percent=lambda probe: round(100 * min(max(probe.ratio, 0.0) / SEVERE, 1.0)),
         severe=SEVERE,
         version=version("rlhf-zoo"),
         time=now(),
@@ -73,5 +73,5 @@ def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
 
 
 def _shorten(text: str) -> str:
-    hidden = len(text) - MAX_SAMPLE
-    return text if hidden <= 0 else f"{text[:MAX_SAMPLE]} … ({hidden:,} more characters)"
+    hidden_count = len(text) - MAX_SAMPLE
+    return text if hidden_count <= 0 else f"{text[:MAX_SAMPLE]} … ({hidden_count:,} more characters)"

@@ -11,7 +11,7 @@ from ..fileio import read_json, write_json
 if TYPE_CHECKING:
     import torch
 
-INDEX = ".safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 
 
 def write_rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
@@ -34,8 +34,9 @@ def write_rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[s
             target.parent.mkdir(parents=True, exist_ok=True)
             _round(path, target, getattr(torch, dtype))
         elif Path(name).name == "config.json":
+            # The first entry adds the dtype to a configuration that names none.
             write_json(target, _with_dtype({"dtype": dtype, **read_json(path)}, dtype))
-        elif name.endswith(INDEX):
+        elif name.endswith(INDEX_SUFFIX):
             index = read_json(path)
             index["metadata"].pop("total_size", None)  # the bytes before rounding; optional
             write_json(target, index)

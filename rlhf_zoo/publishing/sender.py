@@ -300,7 +300,7 @@ class Sender:
         document, eval_folder = record.read(), self._context.record("eval").path
         repo = self._context.repo(document["stage"])
         run_end = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
-        digest = hashlib.sha256(repr((sorted(run_end.items(), key=str), repo)).encode())
+        digest = hashlib.sha256(repr((sorted(run_end.items()), repo)).encode())
         digest.update(self._context.hub.label.encode())
         for path in (eval_folder / "evaluation.json", eval_folder / "samples.jsonl", eval_folder.parent / FRONTIER):
             digest.update(path.read_bytes() if path.is_file() else b"")
@@ -318,10 +318,10 @@ def _check_links(context: RunContext) -> None:
         ZooError: There is such a link, or the run claims to be part of a run that this user wrote.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
-    is_own = [record.is_own() for record in records if record.run_file.is_file()]
-    if all(is_own):
+    are_own = [record.is_own() for record in records if record.run_file.is_file()]
+    if all(are_own):
         return
-    if context.base is not None and any(is_own):
+    if context.base is not None and any(are_own):
         raise ZooError(
             f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
             f"{context.base}, so neither was sent. Move it elsewhere, or add {TRUST_RUN_FLAG} if you trust it."
@@ -363,12 +363,12 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
     """
     is_trusted = _is_trusted(record)
     make_card(record.path, out=folder, step=step, is_trusted=is_trusted)
-    card_record = StageRecord(folder)
+    copied_record = StageRecord(folder)
     if is_trusted and record.metrics_file.exists():
-        shutil.copy(record.metrics_file, card_record.metrics_file)
+        shutil.copy(record.metrics_file, copied_record.metrics_file)
         if step is not None:
-            card_record.truncate_metrics(step)
-        write_events(card_record.metrics(), folder, stage=stage)
+            copied_record.truncate_metrics(step)
+        write_events(copied_record.metrics(), folder, stage=stage)
     write_json(folder / RECIPE_FILE, record.read()["resolved"])
 
 
@@ -400,15 +400,15 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
 
 def _claim(context: RunContext, stage: str) -> None:
     record, repo, hub_label = context.record(stage), context.repo(stage), context.hub.label
-    # A step that was trained again has other weights than its tag on the Hub, which must not count as published.
-    retrained_tags = {tag_name(checkpoint_step(path)) for path in unsent_checkpoints(record, repo, hub_label=hub_label)}
+    # A step that was trained again is unsent. Its tag on the Hub has other weights, and must not count as published.
+    unsent_tags = {tag_name(checkpoint_step(path)) for path in unsent_checkpoints(record, repo, hub_label=hub_label)}
     claims.claim_repository(
         repo,
         context.run_id(stage),
         sent_tags={
             tag: commit
             for tag, commit in published_tags(record, repo, hub_label=hub_label).items()
-            if tag not in retrained_tags
+            if tag not in unsent_tags
         },
         overwrite=context.overwrite,
         drop_old_tags=context.drop_old_tags,

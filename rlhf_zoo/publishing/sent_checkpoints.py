@@ -9,8 +9,8 @@ from ..runs.record import COMPLETE, StageRecord, checkpoint_step
 def unsent_checkpoints(record: StageRecord, repo_id: str, *, hub_label: str) -> list[Path]:
     """Returns the folders of the unsent checkpoints, oldest first.
 
-    Without push_steps, all complete checkpoints are to be sent. With it, only steps that are its multiples are, and
-    the last and the chosen checkpoint once the stage has finished.
+    Without push_steps, all complete checkpoints are to be sent. With it, only those at its multiples are, and once the
+    stage has finished, also the last and the chosen checkpoint.
 
     Args:
         record: The stage's directory.

@@ -36,9 +36,10 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
     failure = f"Cannot send the tag {tag} to {repo} on {hub.description}"
     with translate_hub_errors(failure, "run the same command again; it does not train again."):
-        repo_entry = record.read().get("repo") or {}
-        is_tagged = repo_entry.get("id") == repo and all_tags(repo, hub=hub).get(tag) == repo_entry["commit"]
-        if is_tagged and record.read().get("hub") == hub.label:
+        document = record.read()
+        sent = document.get("repo") or {}
+        is_sent = (sent.get("id"), document.get("hub")) == (repo, hub.label)
+        if is_sent and all_tags(repo, hub=hub).get(tag) == sent["commit"]:
             return None
         checkpoint = record.chosen_checkpoint()
         if checkpoint is None:

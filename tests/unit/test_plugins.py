@@ -172,7 +172,7 @@ def test_ambiguous_entry_point_name_is_rejected(package, tmp_path):
 
 
 def test_registered_name_behind_another_names_prefix_is_suggested(package):
-    with pytest.raises(ZooError, match=r".* has no 'rule:length': write 'length' without rule:"):
+    with pytest.raises(ZooError, match=r".* has no 'rule:length': write only 'length'"):
         load_object("rule:length", group=GROUP)
     with pytest.raises(ZooError, match="There is no module 'rule'"):
         load_object("rule:nothing", group=GROUP)

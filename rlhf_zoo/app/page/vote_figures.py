@@ -42,9 +42,9 @@ def votes_html(figures: VoteFigures, data_set: str, initial_policy: str = "SFT")
         data_set: The data set of the votes, NAMESPACE/NAME.
         initial_policy: As for `role_names`.
     """
-    counts, start = figures.summary["counts"], role_names(initial_policy)["sft"]
-    start = start[0].upper() + start[1:]
-    labels = {"ppo": "PPO preferred", "sft": f"{start} preferred", "tie": "Tie", "both_bad": "Both bad"}
+    counts, start_title = figures.summary["counts"], role_names(initial_policy)["sft"]
+    start_title = start_title[0].upper() + start_title[1:]
+    labels = {"ppo": "PPO preferred", "sft": f"{start_title} preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
     vote_count = figures.summary["votes"]
     head = f"<h2>{vote_count} vote{'s' * (vote_count != 1)} so far</h2>"

@@ -54,10 +54,9 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         and task.get("config") in (None, configuration)
     ]
     other_tasks = [task for task in tasks if task not in figures]
-    task_keys = {task: task for task in tasks} | ({other_tasks[0]: main_key} if len(other_tasks) == 1 else {})
-    return [
-        _entry(facts, task, key, figure) for task, key in task_keys.items() if (figure := figures.get(key)) is not None
-    ]
+    key_by_task = {task: task for task in tasks} | ({other_tasks[0]: main_key} if len(other_tasks) == 1 else {})
+    task_figures = ((task, key, figures.get(key)) for task, key in key_by_task.items())
+    return [_entry(facts, task, key, figure) for task, key, figure in task_figures if figure is not None]
 
 
 def _stage_figures(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:

@@ -304,10 +304,10 @@ def _in_groups(evaluation: object) -> str:
 
     Templates put it after "12 prompts", so it ends with a comma.
     """
-    prompts, groups = (get_nested(evaluation, key) for key in ("prompts", "groups"))
-    if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
+    prompt_count, group_count = (get_nested(evaluation, key) for key in ("prompts", "groups"))
+    if not (isinstance(prompt_count, int) and isinstance(group_count, int)) or group_count == prompt_count:
         return ""
-    return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole,"
+    return f"{format_group_count(group_count, prompt_count)} that ask the same thing, each resampled as a whole,"
 
 
 def _no_samples_note(facts: StageFacts) -> str:

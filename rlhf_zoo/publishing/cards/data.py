@@ -148,9 +148,9 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
     if part is not None and is_finite(share) and not is_finite(main_share):
         share = 2 * share
     repo = hub_id(data.get("location"))
-    location = repo, None if repo else _repo_and_folder(facts)[1]
+    folder = None if repo else _repo_and_folder(facts)[1]
     share = share if is_finite(share) else None
-    return DataPart(*location, data["config"], str(split), share, is_second_share=is_second_share)
+    return DataPart(repo, folder, data["config"], str(split), share, is_second_share=is_second_share)
 
 
 def overlap_with_training(facts: StageFacts) -> str:

@@ -503,4 +503,4 @@ class StageFacts:
         configs = [folder / "config.json" for folder in folders]
         sources += [read_json(config).get("rlhf_zoo") or {} for config in configs if config.is_file()]
         source = next((source for source in sources if "score_mean" in source), {})
-        return {key: source[key] for key in ("score_mean", "score_std") if source}
+        return {key: source[key] for key in ("score_mean", "score_std")} if source else {}

@@ -22,11 +22,11 @@ def signs(facts: StageFacts) -> list[str]:
 
 
 def _held_out_signs(facts: StageFacts) -> Iterator[str]:
-    def sides(*path: str) -> tuple[float, float] | None:
+    def before_and_after(*path: str) -> tuple[float, float] | None:
         before, after = (facts.estimate(side, *path) for side in ("sft", "ppo"))
         return (before["value"], after["value"]) if before and after else None
 
-    reward, judge = sides("reward"), sides("judge")
+    reward, judge = before_and_after("reward"), before_and_after("judge")
     name = (facts.evaluation.get("judge") or {}).get("name", "the judge")
     if reward and judge:
         agreement = "both rose" if reward[1] > reward[0] and judge[1] > judge[0] else "they did not both rise"
@@ -40,15 +40,15 @@ def _held_out_signs(facts: StageFacts) -> Iterator[str]:
             f"In {counts[0]} of {counts[1]} comparisons on the same prompt and sample, PPO's completion has the higher "
             "reward and the lower judge score."
         )
-    if change := sides("distinct_2"):
+    if change := before_and_after("distinct_2"):
         ratio = _ratio(*change, f"{facts.initial_policy}'s")
         yield f"Distinct-2 {_change(*change)}{ratio}. Below 1, completions are more alike."
-    if change := sides("repetition"):
+    if change := before_and_after("repetition"):
         yield f"Repetition within a completion {_change(*change)}."
-    if change := sides("length"):
+    if change := before_and_after("length"):
         ratio = _ratio(*change, f"{facts.initial_policy}'s")
         yield f"Length {_change(*change)} tokens{ratio}."
-    if change := sides("eos_rate"):
+    if change := before_and_after("eos_rate"):
         yield f"Share that ended with EOS {_change(*change)}."
 
 

@@ -78,7 +78,7 @@ def number(value: object) -> Raw:
     size = abs(value)
     if size < TINY:
         return Raw("0.000")
-    if size >= 1000 or (size < 0.001 and value):
+    if size >= 1000 or size < 0.001:
         return Raw(f"{value:.3g}")
     digits = 3 if size < 10 else 2 if size < 100 else 1
     return Raw(f"{value:.{digits}f}")

@@ -11,7 +11,7 @@ from .data import DataPart
 from .facts import StageFacts
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Rows of the tables of held-out figures: key in evaluation.json -> label. PPO's template writes the first three itself.
+# Rows of the tables of held-out figures: key in evaluation.json -> label. PPO's template writes these three itself.
 HEADLINE = {
     "reward": "reward (the proxy that PPO maximizes)",
     "kl": "KL to SFT, nats per completion",
@@ -34,7 +34,7 @@ _MAX_FIRST, _MAX_WORST = 4, 3  # maximum samples under a heading
 
 #: A metric of the model index: type, value, name.
 Metric = tuple[str, Any, str]
-#: Draws a plot: draw(file name, alternative text, function of `plots`, *arguments of that function).
+#: Draws a plot: draw(file name, alternative text, function of `plots`, *arguments, **options of that function).
 Draw = Callable[..., None]
 
 

@@ -73,12 +73,14 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     trajectory = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
     title = over_training_title(trajectory, facts.initial_policy) if trajectory else ""
     alternative_text = f"{title}; KL to {facts.initial_policy}, at each checkpoint"
-    draw("over_training", alternative_text, plots.plot_over_training, trajectory, initial_policy=facts.initial_policy)
+    options = {"initial_policy": facts.initial_policy}
+    draw("over_training", alternative_text, plots.plot_over_training, trajectory, **options)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
     alternative_text = "Training reward and judge against √KL, at each checkpoint"
-    draw("against_kl", alternative_text, plots.plot_against_kl, trajectory)
-    draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
+    draw("against_kl", alternative_text, plots.plot_against_kl, trajectory, **options)
+    alternative_text = "Judge and reward of PPO and of baselines against √KL"
+    draw("baselines", alternative_text, plots.plot_frontier, facts.frontier, **options)
     titles = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
     draw("training", f"Against the step: {titles}", plots.plot_panels, rows, panels, mark=mark)
 
@@ -93,7 +95,7 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "answer_rows": list(answer_rows(facts.evaluation.get("judges") or {})),
         "frontier": facts.frontier,
         "methods": _METHOD_DESCRIPTIONS,
-        "baselines": list(_baselines(facts.frontier)),
+        "baselines": list(_baselines(facts)),
         "extra_judges": list((facts.frontier.get("sft") or {}).get("extra_metrics") or {}),
         "other_judges": _other_judges(facts),
         "judge_notes": _judge_notes(_main_judge(facts)),
@@ -110,15 +112,14 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
     }
 
 
-def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (name, figures) of SFT, PPO and every baseline."""
-    if not frontier:
+def _baselines(facts: StageFacts) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields (name, figures) of the start, PPO and every baseline."""
+    if not facts.frontier:
         return
-    yield "SFT", frontier["sft"]
-    yield Raw("**PPO**"), frontier["ppo"]
-    for method, points in frontier["methods"].items():
-        for point in points:
-            yield f"{method}, {point['label']}", point
+    yield facts.initial_policy_title, facts.frontier["sft"]
+    yield Raw("**PPO**"), facts.frontier["ppo"]
+    for method, points in facts.frontier["methods"].items():
+        yield from ((f"{method}, {point['label']}", point) for point in points)
 
 
 def _phase_times(facts: StageFacts) -> dict[str, float]:
@@ -136,7 +137,6 @@ def _phase_times(facts: StageFacts) -> dict[str, float]:
 
 
 def _reward_description(facts: StageFacts) -> Raw:
-    """Returns a description of PPO's reward."""
     functions = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight != 0]
     logged_functions = [markdown.code(name) for name, weight in facts.reward_function_weights.items() if weight == 0]
     terms = [_reward_model_description(facts)] if facts.has_reward_model else []

@@ -66,24 +66,24 @@ def report(document: Mapping[str, Any]) -> str:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    our_name, their_name = (_checkpoint_name(document[side]) for side in ("policy", "against"))
-    yield f"## Evaluation against {their_name}"
+    policy_name, other_name = (_checkpoint_name(document[side]) for side in ("policy", "against"))
+    yield f"## Evaluation against {other_name}"
     yield ""
     if document["policy"].get("tag") not in (None, "main"):
-        yield f"These figures are for {our_name}, which may differ from the checkpoint that this card describes."
+        yield f"These figures are for {policy_name}, which may differ from the checkpoint that this card describes."
         yield ""
-    yield f"| held-out prompts | {their_name} | {our_name} | n | difference, paired |"
+    yield f"| held-out prompts | {other_name} | {policy_name} | n | difference, paired |"
     yield "|---|---|---|---|---|"
     for key, title in FIGURES.items():
-        theirs, ours = (document[side].get(key) for side in ("sft", "ppo"))
-        if ours is not None:
-            is_zero_kl = key in ("kl", "exact_kl") and abs(theirs["value"]) < 1e-3
-            cell = "0: it is the reference" if is_zero_kl else estimate(theirs)
+        other, policy = (document[side].get(key) for side in ("sft", "ppo"))
+        if policy is not None:
+            is_zero_kl = key in ("kl", "exact_kl") and abs(other["value"]) < 1e-3
+            cell = "0: it is the reference" if is_zero_kl else estimate(other)
             change = document["difference"].get(key)
-            yield f"| {title} | {cell} | {estimate(ours)} | {ours['n']} | {estimate(change) if change else ''} |"
-    for description, theirs, ours, change in answer_rows(document["judges"]):
+            yield f"| {title} | {cell} | {estimate(policy)} | {policy['n']} | {estimate(change) if change else ''} |"
+    for description, other, policy, change in answer_rows(document["judges"]):
         cell = estimate(change) if change else ""
-        yield f"| {escape(description)} | {estimate(theirs)} | {estimate(ours)} | {ours['n']} | {cell} |"
+        yield f"| {escape(description)} | {estimate(other)} | {estimate(policy)} | {policy['n']} | {cell} |"
     for name, judge in document["judges"].items():
         yield f"| **win rate**, by {escape(name)} | | {estimate(judge['win_rate'])} | {judge['win_rate']['n']} | |"
     for name, votes in (document.get("votes") or {}).items():
@@ -124,17 +124,17 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
     """
     for name, judge in judges.items():
         for reading, sides in ((judge.get("answers") if isinstance(judge, Mapping) else None) or {}).items():
-            ours, theirs = sides["ppo"], sides["sft"]
+            policy, other = sides["ppo"], sides["sft"]
             description = f"correct answers by {name}, read {READINGS.get(reading, reading)}"
-            yield description, theirs["accuracy"], ours["accuracy"], sides["difference"]
-            largest_k = max(map(int, ours["pass_at"]))
+            yield description, other["accuracy"], policy["accuracy"], sides["difference"]
+            largest_k = max(map(int, policy["pass_at"]))
             for key, title in (("majority_at", "the majority of {} is correct"), ("pass_at", "pass@{}")):
-                if largest_k > 1 and key in ours:
+                if largest_k > 1 and key in policy:
                     reading_title = READINGS.get(reading, reading).partition(" ")[0]
                     yield (
                         f"{title.format(largest_k)}, read {reading_title}",
-                        theirs[key][str(largest_k)],
-                        ours[key][str(largest_k)],
+                        other[key][str(largest_k)],
+                        policy[key][str(largest_k)],
                         None,
                     )
 

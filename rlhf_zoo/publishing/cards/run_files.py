@@ -117,5 +117,5 @@ def is_transformers_class(architecture: str) -> bool:
         architecture: The name of a model class, as in config.json.
     """
     spec = importlib.util.find_spec("transformers")
-    table = Path(str(spec and spec.origin)).parent / "models" / "auto" / "modeling_auto.py"
-    return f'"{architecture}"' in table.read_text(encoding="utf-8")
+    source_file = Path(str(spec and spec.origin)).parent / "models" / "auto" / "modeling_auto.py"
+    return f'"{architecture}"' in source_file.read_text(encoding="utf-8")

@@ -350,13 +350,14 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
 
 def _notes(facts: StageFacts) -> Iterator[str]:
     """Yields sentences on what the figures of `headline` measure, and on what one text for every prompt would reach."""
-    n, prompts = facts.evaluation["n"], facts.evaluation.get("prompts")
-    groups = facts.evaluation.get("groups", prompts)
-    in_groups = f" in {short(groups)} groups" if is_finite(groups) and groups != prompts else ""
-    count = f"{short(prompts)} prompts" if n == prompts else f"{short(n)} completions to {short(prompts)} prompts"
+    n, prompt_count = facts.evaluation["n"], facts.evaluation.get("prompts")
+    group_count = facts.evaluation.get("groups", prompt_count)
+    in_groups = f" in {short(group_count)} groups" if is_finite(group_count) and group_count != prompt_count else ""
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     yield f"Judge: {escape(judge_title(judge))}."
-    yield f"{count}{in_groups}; 95% intervals over {'groups' if in_groups else 'prompts'}."
+    completions = "" if n == prompt_count else f"{short(n)} completions to "
+    unit = "groups" if in_groups else "prompts"
+    yield f"{completions}{short(prompt_count)} prompts{in_groups}; 95% intervals over {unit}."
     if facts.best_filter is not None:
         yield f"Filtered: {escape(facts.best_filter['name'])}."
     best_constants = best_constant_texts(facts)

@@ -148,8 +148,8 @@ def _figures(stage: str | None, card: Card) -> dict[str, CardEstimate | None]:
 def _verdict(card: Card) -> str | None:
     trajectory = get_nested(card, "evaluation", "over_training")
     step_verdict = get_nested(trajectory, "at_recommended")
-    names_this_step = card.step is not None and int_or_none(get_nested(step_verdict, "step")) == card.step
-    return one_line(get_nested(step_verdict if names_this_step else trajectory, "kind"))
+    is_for_this_step = card.step is not None and int_or_none(get_nested(step_verdict, "step")) == card.step
+    return one_line(get_nested(step_verdict if is_for_this_step else trajectory, "kind"))
 
 
 def _training_figure(value: object) -> CardEstimate | None:
@@ -417,12 +417,12 @@ def checkpoint_listing(
     pointer_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
     card = pointer_cards["main"] or pointer_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
-    steps = {tag: step for step, tag in tagged_steps(commits_by_ref).items()}
+    step_by_tag = {tag: step for step, tag in tagged_steps(commits_by_ref).items()}
     pointers_by_step: dict[int, list[str]] = {}
     for name in pointers:
         step = int_or_none(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
         step = pointer_cards[name].step if step is None else step
-        if step is not None and step in steps.values():
+        if step is not None and step in step_by_tag.values():
             pointers_by_step.setdefault(step, []).append(name)
     # Exporting creates new commits, so no commit on the card matches a tag.
     is_exported = not any(row.get("commit") == commits_by_ref.get(tag) for tag, row in rows_of_card.items())
@@ -441,11 +441,11 @@ def checkpoint_listing(
         }
 
     rows = []
-    for name in sorted(commits_by_ref, key=lambda name: (name not in steps, steps.get(name, 0), name)):
+    for name in sorted(commits_by_ref, key=lambda name: (name not in step_by_tag, step_by_tag.get(name, 0), name)):
         card_row = rows_of_card.get(name, {})
         if not is_exported and card_row.get("commit") not in (None, commits_by_ref[name]):
             card_row = {}  # the tag has moved since, so these metrics belong to another checkpoint
-        rows.append(make_row(name, steps.get(name), commits_by_ref[name], card_row))
+        rows.append(make_row(name, step_by_tag.get(name), commits_by_ref[name], card_row))
     shown_pointers = {name for names in pointers_by_step.values() for name in names}
     rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in shown_pointers]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
