@@ -89,8 +89,8 @@ def _plan_supervised(
     head_bytes: float,
 ) -> StagePlan:
     bf16, counts = computes_in_bfloat16(keys, device), model.counts
-    shards = shard_count(stage, keys, device, {"use_peft": model.spec.adapter is not None})
-    accumulates = accumulation_steps > 1 or shards > 1
+    shard_count = count_shards(stage, keys, device, {"use_peft": model.spec.adapter is not None})
+    accumulates = accumulation_steps > 1 or shard_count > 1
     training_pass = model.training_pass(
         batch_size=batch_size,
         length=length,
@@ -98,13 +98,13 @@ def _plan_supervised(
         checkpointing=bool(keys.gradient_checkpointing),
         accumulates=accumulates,
     )
-    model_memory = resident_memory(model, keys).per_device(shards)
+    model_memory = resident_memory(model, keys).per_device(shard_count)
     # Gradients of shards are exchanged layer by layer, so a device never holds copies of all gradients.
-    exchange_bytes = model_memory.gradients if device.count > 1 and shards == 1 else 0
+    exchange_bytes = model_memory.gradients if device.count > 1 and shard_count == 1 else 0
     peak = memory.training_memory(
         model_memory, training_pass, head_bytes=head_bytes, accumulates=accumulates, exchange_bytes=exchange_bytes
     )
-    peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
+    peak = replace(peak, weights=peak.weights + gathered_bytes(shard_count, model))
     tokens = batch_size * length * accumulation_steps
     trunk_flops = forward_flops(counts, tokens, length) * training_cost(counts, keys)
     work = Work(
@@ -114,7 +114,8 @@ def _plan_supervised(
     )
     batch: dict[str, float] = {"rows": batch_size, "tokens": length, "micro_batches": accumulation_steps}
     batch |= known_updates(keys) or {"epochs": keys.num_train_epochs}
-    phases = {"step": add_process_memory(device, peak, shards), **saving_phase(device, shards, [model_memory])}
+    phases = {"step": add_process_memory(device, peak, shard_count)}
+    phases |= saving_phase(device, shard_count, [model_memory])
     return StagePlan(stage, {"model": model_memory}, phases, batch, work, bf16)
 
 
@@ -133,7 +134,7 @@ def known_updates(keys: SimpleNamespace, episodes_per_update: int = 0) -> dict[s
     return {"updates": keys.max_steps} if keys.max_steps > 0 else {}
 
 
-def shard_count(stage: str, keys: SimpleNamespace, device: Device, conflicts: Mapping[str, bool]) -> int:
+def count_shards(stage: str, keys: SimpleNamespace, device: Device, conflicts: Mapping[str, bool]) -> int:
     """Returns the number of devices over which the weights are sharded; 1 without fsdp2.
 
     Args:
@@ -162,17 +163,17 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, conflicts: Ma
     return device.count
 
 
-def gathered_bytes(shards: int, *models: Tracer | None) -> float:
+def gathered_bytes(shard_count: int, *models: Tracer | None) -> float:
     """Returns the peak of the bytes that an update gathers from shards, including their gradients.
 
     Each model gathers its embeddings (which stay until the backward pass), two layers, and the gradients of one layer.
     One model at a time also has the gradients of its embeddings, and a copy of them for the exchange between processes.
 
     Args:
-        shards: Number of devices over which the weights are sharded.
+        shard_count: Number of devices over which the weights are sharded.
         *models: The trained models; None is skipped.
     """
-    if shards == 1:
+    if shard_count == 1:
         return 0
     model_counts = [model.counts for model in models if model is not None]
     layers = sum(3 * (counts.parameters - counts.embeddings) / counts.layers for counts in model_counts)
@@ -181,23 +182,23 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
 
 
 def saving_phase(
-    device: Device, shards: int, models: Sequence[ModelMemory], frozen_bytes: float = 0
+    device: Device, shard_count: int, models: Sequence[ModelMemory], frozen_bytes: float = 0
 ) -> dict[str, PhaseMemory]:
     """Estimates the first process's peak of host memory while it saves the optimizer state of all shards.
 
     Args:
         device: The devices of the stage.
-        shards: Number of devices over which the weights are sharded.
+        shard_count: Number of devices over which the weights are sharded.
         models: Bytes of each trained model on each device.
         frozen_bytes: Bytes of the frozen models' weights.
 
     Returns:
         {"save": the peak}; {} without shards or on a GPU.
     """
-    if shards == 1 or not device.cpu:
+    if shard_count == 1 or not device.cpu:
         return {}
     weights = frozen_bytes + sum(model.weights for model in models)
-    optimizer = (1 + shards) * sum(model.optimizer for model in models)
+    optimizer = (1 + shard_count) * sum(model.optimizer for model in models)
     return {"save": PhaseMemory(weights=weights, optimizer=optimizer, process=CPU_PROCESS_BYTES)}
 
 
@@ -224,18 +225,18 @@ def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
     return (3 if trains_all else 2) + bool(keys.gradient_checkpointing)
 
 
-def add_process_memory(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMemory:
+def add_process_memory(device: Device, phase: PhaseMemory, shard_count: int = 1) -> PhaseMemory:
     """Adds to a phase the memory that a CPU process takes besides tensors.
 
     Args:
         device: The devices of the stage.
         phase: The memory of the phase's tensors.
-        shards: Number of devices over which the weights are sharded.
+        shard_count: Number of devices over which the weights are sharded.
     """
     if not device.cpu:
         return phase
     # With shards, each large block gets its own mapping (`modeling.fsdp`), so gradients do not fragment the heap.
-    gradients = phase.gradients if shards == 1 else 0
+    gradients = phase.gradients if shard_count == 1 else 0
     return replace(phase, process=CPU_PROCESS_BYTES + FRAGMENTATION * (phase.activations + gradients + phase.logits))
 
 

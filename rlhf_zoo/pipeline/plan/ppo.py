@@ -20,12 +20,12 @@ from .estimate import (
     add_process_memory,
     bytes_per_weight,
     computes_in_bfloat16,
+    count_shards,
     forward_flops,
     gathered_bytes,
     known_updates,
     resident_memory,
     saving_phase,
-    shard_count,
     stage_tracer,
     training_cost,
     weight_dtype,
@@ -144,7 +144,7 @@ class _PPOPlanner:
         conflicts = {
             "use_peft": self.has_adapter, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen
         }  # fmt: skip
-        self.shards = shard_count("ppo", keys, device, conflicts)
+        self.shard_count = count_shards("ppo", keys, device, conflicts)
         self.has_reference = has_reference(keys, has_ref_model=False)
         self.reference = None
         if self.has_reference and not self.has_adapter:
@@ -188,7 +188,7 @@ class _PPOPlanner:
             full_memory["reference"] = resident_memory(self.reference, unquantized_keys, quantization=quantization)
         for name, reward_model in self.reward_models.items():
             full_memory[name] = resident_memory(reward_model, unquantized_keys)
-        self.memory_by_model = {name: model.per_device(self.shards) for name, model in full_memory.items()}
+        self.memory_by_model = {name: model.per_device(self.shard_count) for name, model in full_memory.items()}
         phases = {
             **({"load": self._loading_phase()} if self._copies_policy else {}),
             "sample": self._sampling_phase(),
@@ -203,8 +203,8 @@ class _PPOPlanner:
             "micro_batch": self.micro_batch_size, "forward_rows": self.forward_size,
             **known_updates(keys, self.completion_count * self.device.count),
         }  # fmt: skip
-        peaks = {name: add_process_memory(self.device, phase, self.shards) for name, phase in phases.items()}
-        peaks |= saving_phase(self.device, self.shards, self._trained_memory(), self._frozen_weight_bytes())
+        peaks = {name: add_process_memory(self.device, phase, self.shard_count) for name, phase in phases.items()}
+        peaks |= saving_phase(self.device, self.shard_count, self._trained_memory(), self._frozen_weight_bytes())
         return StagePlan("ppo", self.memory_by_model, peaks, batch, self.work(), self.bf16)
 
     # Memory that stays on the device
@@ -225,7 +225,7 @@ class _PPOPlanner:
         """
         trained = self._trained_memory()
         weights = sum(model.weights for model in trained) + self._frozen_weight_bytes(*in_use)
-        if gathered is not None and self.shards > 1:
+        if gathered is not None and self.shard_count > 1:
             weights += bytes_per_weight(gathered) * gathered.counts.parameters  # in addition to its shard
         graph_cache = self._graph_cache_shape()
         cache = 0 if graph_cache is None else math.prod(graph_cache) * self._kv_bytes_per_token()
@@ -239,7 +239,7 @@ class _PPOPlanner:
     def _graph_cache_shape(self) -> tuple[int, int] | None:
         """Returns the rows and columns of the KV cache that CUDA graphs keep between rollouts; None without graphs."""
         keys, row_count = self.keys, round_rows(self.completion_count)
-        if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
+        if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shard_count > 1:
             return None
         # Graphs are captured only for row counts that `round_rows` returns and for multiples of COLUMN_MULTIPLE.
         column_count = -(-self.length // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
@@ -255,8 +255,8 @@ class _PPOPlanner:
         limit = self.keys.max_rollout_batch_tokens
         row_count = self.completion_count if limit is None else min(self.completion_count, max(limit // self.length, 1))
         # A full cache is replaced by one that has a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
-        growths = max(math.ceil((self.response_length - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
-        return row_count, self.prompt_length + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
+        growth_count = max(math.ceil((self.response_length - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
+        return row_count, self.prompt_length + SPARE_COLUMNS + growth_count * (SPARE_COLUMNS + 1)
 
     # Phases
 
@@ -307,7 +307,7 @@ class _PPOPlanner:
         tokens, counts = rows * self.response_length, self.policy.counts
         full_kl = is_training and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
         # A sharded or adapted head, and a KL over the full vocabulary, need all logits at once.
-        if self.shards > 1 or full_kl or _adapts_head(self.keys):
+        if self.shard_count > 1 or full_kl or _adapts_head(self.keys):
             # The logits, the scaled logits, and four tensors of this size for the entropy.
             return 6 * FLOAT32 * tokens * counts.vocabulary * (2 if full_kl else 1)
         # As in `chunked_logprobs.tokens_per_chunk`, a chunk has at least as many tokens as the model's width.
@@ -321,7 +321,7 @@ class _PPOPlanner:
 
     def _update_phase(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
-        accumulates = self.micro_batch_size < self.minibatch_size or self.shards > 1
+        accumulates = self.micro_batch_size < self.minibatch_size or self.shard_count > 1
         passes = [
             TrainingPass()
             if model is None
@@ -340,7 +340,7 @@ class _PPOPlanner:
             trains_head=counts.trained == counts.parameters,
         )
         policy, critic = (self.memory_by_model.get(name, NO_MEMORY) for name in ("policy", "critic"))
-        exchange_bytes = policy.gradients + critic.gradients if self.device.count > 1 and self.shards == 1 else 0
+        exchange_bytes = policy.gradients + critic.gradients if self.device.count > 1 and self.shard_count == 1 else 0
         peak = memory.update_memory(
             policy,
             critic,
@@ -352,7 +352,7 @@ class _PPOPlanner:
             exchange_bytes=exchange_bytes,
             cache=self._baseline_memory().cache,
         )
-        return replace(peak, weights=peak.weights + gathered_bytes(self.shards, self.policy, self.critic))
+        return replace(peak, weights=peak.weights + gathered_bytes(self.shard_count, self.policy, self.critic))
 
     def work(self) -> Work:
         keys, policy = self.keys, self.policy.counts
