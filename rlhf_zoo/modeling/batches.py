@@ -89,8 +89,8 @@ def _packed_bounds(lengths: Sequence[int], *, max_rows: int, max_tokens: int) ->
         return [*starts, len(lengths)]
 
     # A smaller limit never needs fewer batches, so bisection finds the smallest limit that still needs the fewest.
-    fewest = len(fill_batches(max_tokens))
-    return fill_batches(bisect_left(range(max_tokens), True, key=lambda limit: len(fill_batches(limit)) == fewest))
+    min_count = len(fill_batches(max_tokens))
+    return fill_batches(bisect_left(range(max_tokens), True, key=lambda limit: len(fill_batches(limit)) == min_count))
 
 
 def count_tokens(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:

@@ -121,7 +121,7 @@ def tokenize_for_reward(text_or_turns: Prompt, tokenizer: PreTrainedTokenizerBas
         # Such a model was trained on texts alone, and would read system turns as noise.
         text_or_turns = plain_text([turn for turn in text_or_turns if turn.get("role") != "system"])
     if isinstance(text_or_turns, str):
-        ids, end = tokenize_text(text_or_turns, tokenizer), tokenizer.eos_token_id
+        ids, end_id = tokenize_text(text_or_turns, tokenizer), tokenizer.eos_token_id
     elif ChatSettings.of(tokenizer) is None:  # this package did not train the reward model
         # An answer that was cut off stays open, because an end of turn would mark it as complete.
         options: PromptOptions = {} if ended else {"continue_final_message": True}
@@ -131,9 +131,9 @@ def tokenize_for_reward(text_or_turns: Prompt, tokenizer: PreTrainedTokenizerBas
         # The reward model was trained on answers without thoughts.
         completion = remove_thoughts(completion) if _strips_thoughts(tokenizer) else completion
         prompt_ids, completion_ids = _tokenize_pair(prompt, completion, tokenizer)
-        ids, end = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
-    if ended and end is not None and (not ids or ids[-1] != end):
-        ids.append(end)
+        ids, end_id = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
+    if ended and end_id is not None and (not ids or ids[-1] != end_id):
+        ids.append(end_id)
     return ids
 
 

@@ -235,8 +235,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         text = render_text(_PLACEHOLDER_TURNS, tokenizer)
     except ZooError:  # the template does not accept this conversation
         return tokenizer.eos_token_id
-    end = _first_special_token(text.rpartition(_PLACEHOLDER)[2], tokenizer)
-    return tokenizer.eos_token_id if end is None else end
+    end_id = _first_special_token(text.rpartition(_PLACEHOLDER)[2], tokenizer)
+    return tokenizer.eos_token_id if end_id is None else end_id
 
 
 def _first_special_token(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -91,9 +91,10 @@ def _largest_count(name: str, value: Any) -> tuple[int | float, int]:
     if _PARTS.search(name):
         return max(_numbers(value), default=0), MAX_PARTS
     if isinstance(value, list) and not _IDS.search(name):
-        nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
-        if max(nested, default=0) > MAX_PARTS:  # [[["global"], 12]], for example, repeats a pattern of layers 12 times
-            return max(nested), MAX_PARTS
+        nested_numbers = [number for item in value if isinstance(item, list) for number in _numbers(item)]
+        # For example, [[["global"], 12]] repeats a pattern of layers 12 times.
+        if max(nested_numbers, default=0) > MAX_PARTS:
+            return max(nested_numbers), MAX_PARTS
         return max(_numbers(value), default=0), MAX_COUNT
     if _COUNTS.search(name) and not _NOT_COUNTS.search(name):
         return _number(value), MAX_COUNT
@@ -140,13 +141,13 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         )
     for key, value in config.items():
         if key == "auto_mapping":
-            allowed = not value or _is_plain_mapping(value)
+            is_allowed = not value or _is_plain_mapping(value)
         elif key == "megatron_core":  # peft imports this module only if there is a megatron_config
-            allowed = value in (None, "", "megatron.core")
+            is_allowed = value in (None, "", "megatron.core")
         else:
             # Numbers and booleans name nothing. Refuse all other keys with content, including future keys of peft.
-            allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
-        if not allowed:
+            is_allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
+        if not is_allowed:
             raise ZooError(
                 f"{file} has {key} = {_shorten(value)}, which could load other files or program code: remove that key "
                 "if you trust the adapter, or choose another."

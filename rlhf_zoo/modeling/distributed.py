@@ -72,9 +72,9 @@ def join() -> None:
     global _joined
     if launched_count() == 1 or _joined:
         return
-    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    if missing_variables := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ZooError(
-            f"WORLD_SIZE is {launched_count()}, but {missing[0]} is not set: start the processes with "
+            f"WORLD_SIZE is {launched_count()}, but {missing_variables[0]} is not set: start the processes with "
             "`accelerate launch` or torchrun, or unset WORLD_SIZE."
         )
     import torch

@@ -43,18 +43,18 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         setattr(repaired_config, key, defaults[key])
     # Set the fields again one by one, and leave out each that conflicts with those before it.
     mode_fields_first = sorted(non_defaults, key=lambda field: field not in _MODE_FIELDS)
-    omitted = []
+    omitted_fields = []
     for key in mode_fields_first:
         setattr(repaired_config, key, non_defaults[key])
         if _why_not_savable(repaired_config) is not None:
             setattr(repaired_config, key, defaults[key])
-            omitted.append(key)
+            omitted_fields.append(key)
     if _why_not_savable(repaired_config) is not None:
         raise ZooError(
             f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
     model.generation_config = repaired_config
-    _warn_once(name, reason, f"{', '.join(omitted)} {'is' if len(omitted) == 1 else 'are'} left out")
+    _warn_once(name, reason, f"{', '.join(omitted_fields)} {'is' if len(omitted_fields) == 1 else 'are'} left out")
 
 
 def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:

@@ -78,18 +78,18 @@ def unpack_if_gguf(name: str) -> str:
         log.warning("Unpacking %s (%d MB) once, into %s", file, status.st_size // 10**6, folder)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
+            scratch_folder = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=folder.parent))
         except OSError as error:
             raise ZooError(f"{folder.parent} cannot be written ({error.strerror}): set RLHF_ZOO_HOME.") from error
         try:
-            unpack(file, scratch, sha256=digest)
+            unpack(file, scratch_folder, sha256=digest)
             # Rename in one step, so that no process loads a folder that is only partly written.
-            os.rename(scratch, folder)
+            os.rename(scratch_folder, folder)
         except OSError as error:
             if not folder.is_dir():  # otherwise another process unpacked it at the same time
                 raise ZooError(f"{file} cannot be unpacked into {folder} ({error}): free some space.") from error
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(scratch_folder, ignore_errors=True)
     return str(folder)
 
 

@@ -311,11 +311,11 @@ class ModelFiles:
                 f"The model in {self.source} has no weights: copy {WEIGHTS_FILE} there, or all shards and their index."
             )
         index, weight_map = self.weights
-        if missing := sorted(name for name in set((weight_map or {}).values()) if not self.has(name)):
+        if missing_files := sorted(name for name in set((weight_map or {}).values()) if not self.has(name)):
             problem = (
-                f"{len(missing)} missing weight files, such as {missing[0]}: copy them"
-                if len(missing) > 1
-                else f"the missing weight file {missing[0]}: copy it"
+                f"{len(missing_files)} missing weight files, such as {missing_files[0]}: copy them"
+                if len(missing_files) > 1
+                else f"the missing weight file {missing_files[0]}: copy it"
             )
             raise ZooError(f"{index} names {problem} there too.")
 
@@ -351,10 +351,10 @@ def _conversion_command(pickle_stem: str, stem: str) -> str:
 
 
 def _check_shards(index: Path, files: Iterable[Any]) -> None:
-    invalid = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
-    if invalid is not None:
+    invalid_file = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
+    if invalid_file is not None:
         raise ZooError(
-            f"{index} names the file {invalid!r:.200}, but shards must be .safetensors files next to their index: "
+            f"{index} names the file {invalid_file!r:.200}, but shards must be .safetensors files next to their index: "
             "choose another model, or copy it again."
         )
 

@@ -34,11 +34,11 @@ def require_columns(dataset: Dataset, columns: list[str], *, subject: str) -> No
     Raises:
         ZooError: A column is missing, or there are no rows.
     """
-    missing = [column for column in columns if column not in dataset.column_names]
-    if missing:
+    missing_columns = [column for column in columns if column not in dataset.column_names]
+    if missing_columns:
         raise ZooError(
-            f"{subject} has no column {missing[0]!r}, only {', '.join(map(repr, dataset.column_names))}: rename the "
-            "column or choose another data set."
+            f"{subject} has no column {missing_columns[0]!r}, only {', '.join(map(repr, dataset.column_names))}: "
+            "rename the column or choose another data set."
         )
     if len(dataset) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")

@@ -115,12 +115,12 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
 def _clock_at(moment: datetime) -> Iterator[None]:
     """Sets the time that templates read with strftime_now. transformers reads it from its module's `datetime`."""
     module: Any = chat_template_utils
-    original = module.datetime
+    original_datetime = module.datetime
     module.datetime = SimpleNamespace(now=lambda: moment)
     try:
         yield
     finally:
-        module.datetime = original
+        module.datetime = original_datetime
 
 
 def _subject(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -426,7 +426,7 @@ def prepare_prompt_data(
         raise ZooError(
             f"The prompts are a {type(prompts).__name__}: pass a datasets.Dataset, which has a length and an order."
         )
-    prepared = prepare_prompts(
+    prepared_prompts = prepare_prompts(
         prompts,
         tokenizer,
         context_length=context_length,
@@ -435,12 +435,11 @@ def prepare_prompt_data(
     )
     if for_training:
         warn_about_reserved_columns(prompts)
-    check_ids(prepared[PROMPT_TOKENS], smallest_consumer)
-    check_cache_capacity(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
-    minimum = args.prompts_per_update
-    if for_training and len(prepared) < minimum:
+    check_ids(prepared_prompts[PROMPT_TOKENS], smallest_consumer)
+    check_cache_capacity(map(len, prepared_prompts[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
+    if for_training and len(prepared_prompts) < args.prompts_per_update:
         raise ZooError(
-            f"The prompt data set has {len(prepared)} rows, but an update needs {minimum}: use more prompts or a "
-            "smaller batch."
+            f"The prompt data set has {len(prepared_prompts)} rows, but an update needs {args.prompts_per_update}: use "
+            "more prompts or a smaller batch."
         )
-    return prepared
+    return prepared_prompts

@@ -136,8 +136,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             if is_used:
                 raise ZooError(f"fsdp2 does not support {feature_and_fix}, or remove fsdp2.")
         reference = self.reference.separate_model if self.reference else None
-        frozen = [*(reward.model for reward in self._reward_models), *([] if reference is None else [reference])]
-        self.shard(self.policy, self.value_model, frozen=frozen)
+        frozen_models = [*(reward.model for reward in self._reward_models), *([] if reference is None else [reference])]
+        self.shard(self.policy, self.value_model, frozen=frozen_models)
 
     @property
     def _reward_models(self) -> Sequence[RewardModel]:

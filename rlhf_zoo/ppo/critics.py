@@ -85,14 +85,13 @@ def build_critic(
         return shared_value_head(policy)
     if not is_peft(policy):
         return critic_from(policy)
-    merged = copy.deepcopy(policy).merge_and_unload()
+    merged_policy = copy.deepcopy(policy).merge_and_unload()
     base_weights = {
         name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()
     }
-    critic = critic_from(merged)
-    if not all(
-        name in base_weights and torch.equal(weight, base_weights[name]) for name, weight in merged.state_dict().items()
-    ):
+    critic = critic_from(merged_policy)
+    named_weights = merged_policy.state_dict().items()
+    if not all(name in base_weights and torch.equal(weight, base_weights[name]) for name, weight in named_weights):
         critic.name_or_path = ""  # an adapter on merged weights must not name the policy's base as its own
     return critic
 

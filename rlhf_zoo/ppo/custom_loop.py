@@ -77,7 +77,7 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
         )
     if isinstance(queries, str) or isinstance(responses, str):
         raise ZooError("step() got a single text: pass lists of queries and responses.")
-    device, stops = trainer.args.device, set(trainer.stop_ids)
+    device, stop_ids = trainer.args.device, set(trainer.stop_ids)
     all_query_ids, all_response_ids = [], []
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
         query_ids, response_ids = _as_ids(query), _as_ids(response)
@@ -97,22 +97,22 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
                 f"Query {row} and its response have {length} tokens together and exceed the context of "
                 f"{trainer.context_length}: shorten them."
             )
-        if stops & set(response_ids[:-1]):
+        if stop_ids & set(response_ids[:-1]):
             raise ZooError(f"Response {row} continues after its end token: cut it there.")
     check_ids(all_query_ids, trainer.smallest_consumer, label="Query")
     check_ids(all_response_ids, trainer.smallest_consumer, label="Response")
     for row, response_ids in enumerate(all_response_ids):
-        if unknown := [token_id for token_id in response_ids if token_id not in trainer.vocabulary]:
+        if unknown_ids := [token_id for token_id in response_ids if token_id not in trainer.vocabulary]:
             raise ZooError(
-                f"Response {row} has the token id {unknown[0]}, which the tokenizer does not have and the policy never "
-                "samples: pass the ids that were sampled."
+                f"Response {row} has the token id {unknown_ids[0]}, which the tokenizer does not have and the policy "
+                "never samples: pass the ids that were sampled."
             )
     pad_id, width = trainer.padding_id, max(map(len, all_response_ids))
     padded_query_ids, query_mask = left_pad(all_query_ids, pad_id, device)
     completion_ids = torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in all_response_ids], device=device)
     lengths = torch.tensor([len(ids) for ids in all_response_ids], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
-    ended = torch.tensor([ids[-1] in stops for ids in all_response_ids], device=device)
+    ended = torch.tensor([ids[-1] in stop_ids for ids in all_response_ids], device=device)
     logprobs = torch.zeros(mask.shape, device=device)
     return Samples(padded_query_ids, query_mask, completion_ids, mask, logprobs, ended, trainer.vocabulary)
 

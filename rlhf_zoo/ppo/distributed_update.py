@@ -86,7 +86,7 @@ def gather_rollouts(
         name: join((part["samples"][name] for part in all_parts), left_padded=name in ("prompt_ids", "prompt_mask"))
         for name in local_part["samples"]
     }
-    joined = Rollout(
+    joined_rollout = Rollout(
         Samples(**fields, vocabulary=samples.vocabulary),
         join(part["ref_logprobs"] for part in all_parts),
         join(part["values"] for part in all_parts),
@@ -99,7 +99,7 @@ def gather_rollouts(
         torch.zeros_like(part["samples"]["logprobs"]) if scores is None else scores
         for part, scores in zip(all_parts, token_scores, strict=True)
     ]
-    return joined, replace(
+    return joined_rollout, replace(
         reward_scores,
         total=join(part["total"] for part in all_parts),
         per_reward=join(part["per_reward"] for part in all_parts),

@@ -47,9 +47,9 @@ def as_samples(
                 f"The rollout engine gave completion {row} {len(tokens)} tokens and {len(logprobs[row])} "
                 "log-probabilities: choose rollout_engine 'native'."
             )
-        if unknown := [token_id for token_id in tokens if token_id not in request.vocabulary]:
+        if unknown_ids := [token_id for token_id in tokens if token_id not in request.vocabulary]:
             raise ZooError(
-                f"The rollout engine sampled the id {unknown[0]}, which the tokenizer does not have: choose "
+                f"The rollout engine sampled the id {unknown_ids[0]}, which the tokenizer does not have: choose "
                 "rollout_engine 'native'."
             )
     prompt_ids, prompt_mask = left_pad(request.prompts, request.pad_id, device)

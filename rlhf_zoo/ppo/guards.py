@@ -142,18 +142,18 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
         ZooError: The end token is missing from the mask, or a completion has an end token but has not ended.
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
-    last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    mismatches = torch.isin(last, stops) != samples.ended
+    last_tokens = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    mismatches = torch.isin(last_tokens, stops) != samples.ended
     if mismatches.any():
         row = int(mismatches.nonzero()[0])
         if samples.ended[row]:
             raise ZooError(
-                f"Completion {row} of the rollout ended, but the last token in its mask is {int(last[row])}: the end "
-                "token must be the last one in the mask."
+                f"Completion {row} of the rollout ended, but the last token in its mask is {int(last_tokens[row])}: "
+                "the end token must be the last one in the mask."
             )
         raise ZooError(
-            f"Completion {row} of the rollout did not end, but the last token in its mask is {int(last[row])}, an end "
-            "token: the sampler must set `ended` for it."
+            f"Completion {row} of the rollout did not end, but the last token in its mask is {int(last_tokens[row])}, "
+            "an end token: the sampler must set `ended` for it."
         )
 
 
@@ -253,12 +253,12 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
     Raises:
         ZooError: The mismatch is larger than rounding can explain.
     """
-    allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    if not mismatch <= allowed:  # also if the mismatch is NaN
+    tolerance = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
+    if not mismatch <= tolerance:  # also if the mismatch is NaN
         raise ZooError(
             f"In the first pass log π differs from the sampler's by {mismatch:.3g} per token on average, more than the "
-            f"{allowed:g} that rounding can explain. Training and sampling must compute the same: check dropout, mask "
-            "and precision, or set recompute_logprobs, which takes log π_old from a forward pass."
+            f"{tolerance:g} that rounding can explain. Training and sampling must compute the same: check dropout, "
+            "mask and precision, or set recompute_logprobs, which takes log π_old from a forward pass."
         )
 
 
@@ -289,8 +289,8 @@ class ReferenceWatch:
         if self._first_logprobs is None:
             self._first_logprobs = logprobs
         change = float((logprobs - self._first_logprobs).abs().max())
-        allowed = REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16])
-        if not change <= allowed:  # also if the change is NaN
+        tolerance = REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16])
+        if not change <= tolerance:  # also if the change is NaN
             raise ZooError(
                 f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. Pass a copy as "
                 "ref_model, because the reference must not share weights with a model in training."

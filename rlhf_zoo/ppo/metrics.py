@@ -183,8 +183,8 @@ class UpdateMetrics:
         # Sort the names, because every process must reduce in the same order, and each process fills its dictionary in
         # the order of its micro-batches.
         names = sorted(self.sums)
-        reduced = reduce(torch.stack([self.sums[name] for name in names]))
-        totals = dict(zip(names, reduced.tolist(), strict=True))
+        reduced_sums = reduce(torch.stack([self.sums[name] for name in names]))
+        totals = dict(zip(names, reduced_sums.tolist(), strict=True))
         token_count, action_count = totals.pop("tokens"), totals.pop("actions")
         divisors = {
             "loss": max(self.steps, 1),

@@ -35,8 +35,8 @@ class PromptReader(Trainer):
         if not isinstance(batch, Mapping):
             return list(batch)
         rows = uncollate(batch, self.processing_class)
-        first = prompts_read + self.args.process_index * len(rows)
-        return [{PROMPT_INDEX: first + index} | row for index, row in enumerate(rows)]
+        first_index = prompts_read + self.args.process_index * len(rows)
+        return [{PROMPT_INDEX: first_index + index} | row for index, row in enumerate(rows)]
 
     def count_without_filler(self, batch_size: int) -> int:
         """Counts the prompts of a batch that are not filler.

@@ -76,10 +76,10 @@ class TextSource:
                 "the first token of the row: choose another data set."
             )
         for prompt_ids, text_ids in self._id_pairs:
-            if invalid := [token_id for token_id in prompt_ids + text_ids if not 0 <= token_id < num_embeddings]:
+            if invalid_ids := [token_id for token_id in prompt_ids + text_ids if not 0 <= token_id < num_embeddings]:
                 raise ZooError(
-                    f"ptx_dataset has the token id {invalid[0]}, but the policy has only {num_embeddings} embedding "
-                    "rows: tokenize it with the policy's own tokenizer."
+                    f"ptx_dataset has the token id {invalid_ids[0]}, but the policy has only {num_embeddings} "
+                    "embedding rows: tokenize it with the policy's own tokenizer."
                 )
         self._context_length, self._pad_id = context_length, pad_id
 

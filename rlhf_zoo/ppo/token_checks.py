@@ -117,9 +117,9 @@ def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, la
     """
     known_ids = range(consumer.num_embeddings)
     for index, ids in enumerate(sequences):
-        if invalid := [token_id for token_id in ids if not isinstance(token_id, int) or token_id not in known_ids]:
+        if invalid_ids := [token_id for token_id in ids if not isinstance(token_id, int) or token_id not in known_ids]:
             raise ZooError(
-                f"{label} {index} has the token id {invalid[0]}, but {consumer.name} has only {len(known_ids)} "
+                f"{label} {index} has the token id {invalid_ids[0]}, but {consumer.name} has only {len(known_ids)} "
                 "embedding rows: tokenize it with the policy's own tokenizer."
             )
 
@@ -165,12 +165,12 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         policy.train(was_training)
     batched_logprobs = samples.logprobs, padded_logprobs
     difference = max(float((logprobs - unpadded_logprobs).abs().mean()) for logprobs in batched_logprobs)
-    allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
-    if not difference <= allowed:
+    tolerance = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
+    if not difference <= tolerance:
         raise ZooError(
             f"With left padding or a KV cache, log-probabilities of {name} differ by {difference:.3g} nats per token "
-            f"from those of a single unpadded row, more than the {allowed:g} that rounding can explain: it may ignore "
-            "the attention mask or not be causal; choose another policy."
+            f"from those of a single unpadded row, more than the {tolerance:g} that rounding can explain: it may "
+            "ignore the attention mask or not be causal; choose another policy."
         )
 
 

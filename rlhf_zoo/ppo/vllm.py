@@ -314,12 +314,12 @@ def _add_llm_options(**options: Any) -> Iterator[None]:
     """Adds arguments to the vLLM that TRL makes in this context, because TRL has no option for them."""
     from trl.generation import vllm_generation
 
-    original = vllm_generation.LLM
-    vllm_generation.LLM = partial(original, **options)
+    original_class = vllm_generation.LLM
+    vllm_generation.LLM = partial(original_class, **options)
     try:
         yield
     finally:
-        vllm_generation.LLM = original
+        vllm_generation.LLM = original_class
 
 
 def _disable_weight_packing() -> None:

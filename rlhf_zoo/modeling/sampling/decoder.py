@@ -119,23 +119,23 @@ class GrowingDecoder:
         return output, row_ids
 
     def step(self) -> tuple[NextLogits, Tensor]:
-        active, self._active_rows = self._active_rows, None
-        assert active is not None
-        active.mask = pad(active.mask, (0, 1), value=True)  # the column of the last tokens
+        rows, self._active_rows = self._active_rows, None
+        assert rows is not None
+        rows.mask = pad(rows.mask, (0, 1), value=True)  # the column of the last tokens
         # Do not count padding in positions, so that a row's logits are the same in every batch.
-        positions = active.mask.sum(1, keepdim=True) - 1
-        self._pending_rows = active
-        return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.row_ids
+        positions = rows.mask.sum(1, keepdim=True) - 1
+        self._pending_rows = rows
+        return forward(self.model, rows.tokens.unsqueeze(1), rows.mask, positions, rows.cache), rows.row_ids
 
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
         assert self._pending_rows is not None
         self._pending_rows.tokens = tokens
-        unfinished, self._pending_rows = self._pending_rows.drop_rows(finished), None
+        unfinished_rows, self._pending_rows = self._pending_rows.drop_rows(finished), None
         # After a step, `_active_rows` is None. After a prefill, the new rows join the active rows.
         if self._active_rows is None:
-            self._active_rows = unfinished
-        elif unfinished is not None:
-            self._active_rows = self._active_rows.merge(unfinished)
+            self._active_rows = unfinished_rows
+        elif unfinished_rows is not None:
+            self._active_rows = self._active_rows.merge(unfinished_rows)
 
 
 class _ActiveRows:

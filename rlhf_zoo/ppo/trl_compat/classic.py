@@ -243,11 +243,11 @@ class PPOTrainer:
         stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
         if kwargs.get("eos_token_id") is None:
             stop_ids.append(self.tokenizer.eos_token_id)
-        stops = torch.tensor(stop_ids, device=device)
+        stop_tensor = torch.tensor(stop_ids, device=device)
         responses = []
         for query, row in zip(queries, sequences[:, width:], strict=True):
             # `generate` pads a row after its end. PAD may be EOS, so only the first end token counts.
-            end = torch.isin(row, stops).nonzero()
+            end = torch.isin(row, stop_tensor).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
             responses.append(torch.cat([query.to(device), response]) if return_prompt else response)
         return responses

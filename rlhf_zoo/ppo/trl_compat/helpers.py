@@ -19,8 +19,8 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
         mask: A mask of the same shape.
         axis: The axis to average over; None for all.
     """
-    masked = values * mask
-    return masked.sum() / mask.sum() if axis is None else masked.sum(axis) / mask.sum(axis)
+    masked_values = values * mask
+    return masked_values.sum() / mask.sum() if axis is None else masked_values.sum(axis) / mask.sum(axis)
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
@@ -56,8 +56,8 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
         shift_mean: Whether the mean becomes 0; otherwise μ is added back.
     """
     mean = masked_mean(values, mask)
-    whitened = (values - mean) * (masked_var(values, mask) + 1e-8).rsqrt()
-    return whitened if shift_mean else whitened + mean
+    whitened_values = (values - mean) * (masked_var(values, mask) + 1e-8).rsqrt()
+    return whitened_values if shift_mean else whitened_values + mean
 
 
 @torch.no_grad()
