@@ -36,7 +36,7 @@ def timeline(*runs: TimelineRun):
 
 def test_kl_switch_pairs_compared_checkpoint_with_run_without_penalty() -> None:
     switch = KLSwitch.of(timeline(run(0.1), run(0.0), run(0.5)), 20)
-    assert switch is not None and switch.compared == ON
+    assert switch is not None and switch.compared_position == ON
     assert [(one.beta, point.step) for one, point in (switch.on, switch.off)] == [(0.1, 20), (0.0, 20)]
     assert switch.label(ON) == "with KL penalty, β = 0.1 · step 20"
     assert switch.label(OFF) == "without KL penalty, β = 0 · step 20"
@@ -46,7 +46,7 @@ def test_kl_switch_pairs_compared_checkpoint_with_run_without_penalty() -> None:
 
 def test_kl_switch_pairs_run_without_penalty_with_weakest_penalty() -> None:
     switch = KLSwitch.of(timeline(run(0.0, best=20), run(0.5), run(0.1)), 20)
-    assert switch is not None and switch.compared == OFF
+    assert switch is not None and switch.compared_position == OFF
     assert (switch.on[0].beta, switch.on[1].step, switch.off[0].beta) == (0.1, 10, 0.0)
 
 

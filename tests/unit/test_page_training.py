@@ -90,14 +90,17 @@ def test_each_checkpoint_has_a_row_or_a_problem() -> None:
         CheckpointResult("local/x", 0.05, found.points[0], good),
         CheckpointResult("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
     ]
-    page = checkpoints_html(rows, requested=3, total=40)
+    page = checkpoints_html(rows, requested_count=3, total_count=40)
     assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over all 40" in page
     assert re.findall(r'data-step="(\d+)"', page) == ["0", "10", "20"], "SFT comes first"
     assert "It is &lt;gone&gt;: choose another." in page and "&lt;i&gt;x" in page
     assert "<gone>" not in page and "<i>x" not in page and "<b>p" not in page and "/s&gt;" not in page
     assert page.count("recommended") == 1
     whole = checkpoints_html(
-        [*rows, CheckpointResult("local/x", 0.05, found.points[2], good)], requested=3, total=3, by_beta=True
+        [*rows, CheckpointResult("local/x", 0.05, found.points[2], good)],
+        requested_count=3,
+        total_count=3,
+        by_beta=True,
     )
     assert 'data-state="done"' in whole and ">3 runs<" in whole and "β = 0.05" in whole
 

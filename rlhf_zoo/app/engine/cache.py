@@ -65,12 +65,6 @@ class ModelCache(Generic[M]):
         with self._table_lock:
             return list(self._models)
 
-    @property
-    def total_bytes(self) -> int:
-        """The size of all cached models together."""
-        with self._table_lock:
-            return self._sum_sizes()
-
     def _find(self, name: str) -> M | None:
         with self._table_lock:
             if name not in self._models:

@@ -115,19 +115,19 @@ class LockstepSampler:
         Raises:
             ZooError: The logits of a policy are NaN.
         """
-        sft, ppo = self._compute_logits()
+        sft_logits, ppo_logits = self._compute_logits()
         indices, rows = self._unfinished, self._rows
-        own_logits = torch.where((indices < self._n).unsqueeze(1), sft[rows], ppo[rows])
+        own_logits = torch.where((indices < self._n).unsqueeze(1), sft_logits[rows], ppo_logits[rows])
         tokens = draw_tokens(own_logits, self._uniforms[indices, self._step], top_p=self._top_p)
         ended_mask = torch.isin(tokens, self._stop_ids)
-        metrics = _token_metrics(sft.double(), ppo.double(), rows, tokens)
+        metrics = _token_metrics(sft_logits.double(), ppo_logits.double(), rows, tokens)
         self._step += 1
         is_last = self._step == self._max_new_tokens
         stops = ["eos" if has_ended else "length" if is_last else None for has_ended in ended_mask.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
         sampled_tokens = [SampledToken(*fields) for fields in zip(*columns, strict=True)]
         unfinished_mask = torch.zeros_like(ended_mask) if is_last else ~ended_mask
-        self._advance(rows[unfinished_mask], tokens[unfinished_mask], len(sft))
+        self._advance(rows[unfinished_mask], tokens[unfinished_mask], len(sft_logits))
         self._unfinished = indices[unfinished_mask]
         return sampled_tokens
 
@@ -157,10 +157,12 @@ class LockstepSampler:
                 cache.reorder_cache(kept_rows)
 
 
-def _token_metrics(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def _token_metrics(sft_logits: Tensor, ppo_logits: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """Computes the metrics of `SampledToken`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
-    logprobs = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
+    both_logits = (sft_logits, ppo_logits)
+    logprobs = [selected_logprobs(logits[rows], tokens) for logits in both_logits]
     # A KL divergence is at least 0; rounding must not make it negative.
-    kl, kl_reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
-    entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
+    kl = exact_kl(ppo_logits, sft_logits).clamp(min=0)[rows]
+    kl_reverse = exact_kl(sft_logits, ppo_logits).clamp(min=0)[rows]
+    entropies = [entropy(logits)[rows] for logits in both_logits]
     return torch.stack([*logprobs, logprobs[1] - logprobs[0], kl, kl_reverse, *entropies], dim=1)

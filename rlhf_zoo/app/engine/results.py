@@ -115,15 +115,8 @@ class Snapshot:
 
     def pair(self) -> CompletionPair:
         """Returns the first completion of each policy."""
-        return CompletionPair(
-            self.prompt,
-            self.seed,
-            self.temperature,
-            self.max_new_tokens,
-            sft=self.sft[0],
-            ppo=self.ppo[0],
-            top_p=self.top_p,
-        )
+        sft, ppo = self.sft[0], self.ppo[0]
+        return CompletionPair(self.prompt, self.seed, self.temperature, self.max_new_tokens, sft, ppo, self.top_p)
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field, `n` and `note`; a figure that is not finite is null."""

@@ -97,9 +97,10 @@ class TimelineRun:
         for row in listing["checkpoints"]:
             step, commit, metrics = row["step"], row["commit"], row.get("metrics") or {}
             if step is not None and commit is not None:
+                source, chosen = f"{repo}@{commit}", "best" in (row.get("also") or ())
                 reward, kl = float_or_none(metrics.get("reward")), float_or_none(metrics.get("kl"))
-                point = TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl)
-                points.append(replace(point, chosen="best" in (row.get("also") or ()), watched=_read_watched(metrics)))
+                watched = _read_watched_rewards(metrics)
+                points.append(TimelinePoint(step, row["revision"], commit, source, reward, kl, chosen, watched=watched))
         return cls._with_marks(repo, card, points)
 
     @classmethod
@@ -118,22 +119,22 @@ class TimelineRun:
             if step is not None and path.is_dir():
                 commit = row["commit"] if isinstance(row.get("commit"), str) else None
                 reward, kl = float_or_none(row.get("reward")), float_or_none(row.get("kl"))
-                tag = str(row.get("tag"))
-                points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=_read_watched(row)))
+                tag, watched = str(row.get("tag")), _read_watched_rewards(row)
+                points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=watched))
         return cls._with_marks(str(folder), card, points)
 
     @classmethod
     def _with_marks(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
         """Creates a run with the card's β and marks. The card's chosen step takes precedence over the tag `best`."""
-        chosen, evaluation, settings = _read_step(card.get("chosen")), card.get("evaluation"), card.get("settings")
-        recommended = _read_step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
+        chosen_step, settings = _read_step(card.get("chosen")), card.get("settings")
+        recommended_step = _read_step(get_nested(card, "evaluation", "recommended"))
         beta = float_or_none(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
         marked_points = [
             replace(
                 point,
-                chosen=point.chosen if chosen is None else point.step == chosen,
-                recommended=point.step == recommended,
-                evaluated=_read_evaluated(card, point.step),
+                chosen=point.chosen if chosen_step is None else point.step == chosen_step,
+                recommended=point.step == recommended_step,
+                evaluated=_read_evaluated_figures(card, point.step),
                 findings=_read_findings(card, point.step),
             )
             for point in points
@@ -205,13 +206,13 @@ class CheckpointResult:
         return {**asdict(replace(self, snapshot=None)), "snapshot": snapshot}
 
 
-def _read_watched(row: Mapping[str, Any]) -> dict[str, float]:
+def _read_watched_rewards(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the mean of each watched reward. A checkpoint's row in a card lists only rewards of weight 0."""
     means = {key.partition("/")[2]: float_or_none(mean) for key, mean in row.items() if str(key).startswith("rewards/")}
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def _read_evaluated(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
+def _read_evaluated_figures(card: Mapping[str, Any], step: int) -> dict[str, dict[str, CardEstimate]]:
     """Returns the figures that a card's evaluation has for a step, by kind of prompts ("test" or "validation").
 
     The evaluation on test prompts covers only the card's own step; that on validation prompts covers several steps.
@@ -334,7 +335,7 @@ class Timeline:
             continue.
 
         Raises:
-            ZooError: At once, if arguments are out of range.
+            ZooError: An argument is out of range. This is raised at once, not during iteration.
         """
         timeline_run = self.get_run(run)
         limits = self._comparison.limits
@@ -375,7 +376,7 @@ class Timeline:
         return self._comparison.with_policy(policy, critic=critic)
 
     def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
-        """Loads a policy and its critic, which is None if the checkpoint has none."""
+        """Loads a policy and its critic; None for the critic if the checkpoint has none."""
         folder = self._fetch(source)
         if not same_token_ids(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(

@@ -61,12 +61,12 @@ def _compare_endpoint(streams: CompletionStreams, defaults: SamplingDefaults) ->
             n: Number of completions of each policy, 1 to 8.
         """
         try:
-            *_, last = streams.stream(
+            *_, last_snapshot = streams.stream(
                 prompt, seed=seed, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, n=n
             )
         except ZooError as error:
             raise _gradio_error(error) from error
-        return last.to_json()
+        return last_snapshot.to_json()
 
     return compare
 

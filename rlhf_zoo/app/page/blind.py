@@ -167,21 +167,20 @@ def reveal_html(pair: Pair, models: Mapping[str, ModelRevision]) -> str:
     verdict = VERDICT_SENTENCES[pair.preferred_role or str(pair.verdict)].format(pair.snapshot.initial_policy)
     return (
         f'<section class="zoo-reveal"><p class="zoo-verdict"><b>{verdict}</b> '
-        f"{_compare_with_reward(pair)}</p>"
+        f"{_reward_sentence(pair)}</p>"
         f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{sampling_note}</p></section>'
     )
 
 
-def _compare_with_reward(pair: Pair) -> str:
+def _reward_sentence(pair: Pair) -> str:
     """Says whether the reward agrees with the verdict; "" if the verdict or the reward prefers neither completion."""
     rewards = {pair.role_by_side[side]: sample.reward for side, sample in pair.completion_by_side.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred_role is None or ppo is None or sft is None or ppo == sft:
         return ""
-    higher: Role = "ppo" if ppo > sft else "sft"
-    agrees = higher == pair.preferred_role
-    name = "PPO" if higher == "ppo" else pair.snapshot.initial_policy
-    return "The reward agrees." if agrees else f"The reward prefers {name}."
+    if (ppo > sft) == (pair.preferred_role == "ppo"):
+        return "The reward agrees."
+    return f"The reward prefers {'PPO' if ppo > sft else pair.snapshot.initial_policy}."
 
 
 def _storage_notice_html(tally: Tally | None) -> str:
@@ -418,7 +417,7 @@ def _vote_figures_handler(tally: Tally, initial_policy: str) -> Callable[[], Asy
 
 
 def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:
-    """Returns the visitor's prompt, or a random held-out prompt if that is empty."""
+    """Returns the visitor's prompt, or a random held-out prompt if it is empty."""
     is_empty = prompt is None or (isinstance(prompt, str) and not prompt.strip())
     if not is_empty:
         return prompt

@@ -479,13 +479,13 @@ def _label_marked_points(
         positions = [(x + 9, y), (x - 9 - label_width, y), (x - label_width / 2, y - 15), (x - label_width / 2, y + 15)]
         positions += [(x + dx, y + dy) for dy in (15, -15, 28, -28, 41, -41) for dx in (5, -5 - label_width)]
         boxes = [(left, middle - 6, left + label_width, middle + 6) for left, middle in positions]
-        free = (
+        free_boxes = (
             box
             for box in boxes
             if box[0] > plot.left and box[2] < plot.width and plot.top < box[1] and box[3] < plot.bottom
             if not any(_boxes_overlap(box, other) for other in occupied_boxes)
         )
-        box = next(free, boxes[0])  # if no box is free, right of the point
+        box = next(free_boxes, boxes[0])  # if no box is free, right of the point
         occupied_boxes.append(box)
         color = COLORS["ppo"] if is_emphasized else "currentColor"
         weight = ' font-weight="600"' if is_emphasized else ""
@@ -535,5 +535,5 @@ def _value_with_unit(value: float, unit: str) -> str:
 @lru_cache(maxsize=4096)
 def _tooltip_text(label: str) -> str:
     """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the entire completion."""
-    short = label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…"
-    return escape_text(short).replace("\n", "↵")
+    text = label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…"
+    return escape_text(text).replace("\n", "↵")

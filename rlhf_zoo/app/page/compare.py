@@ -106,7 +106,7 @@ def _stream_handler(
         message: object = ""  # only the first snapshot clears the message, because "Stop" may set it afterwards
         try:
             label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(slider_value)
-            if switch is None or switch.position_of(slider_value) == switch.compared:
+            if switch is None or switch.position_of(slider_value) == switch.compared_position:
                 stream, link_kl = streams.stream(prompt, **arguments), None
             else:
                 run, point = switch.checkpoint_at(slider_value)
@@ -163,7 +163,7 @@ def _create_components(
         )
     kl_slider = _create_kl_slider(switch)
     message_view = create_live_region("message")
-    label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
+    label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared_position)
     initial_html = empty_pairs_html(page_models.comparison.initial_policy)
     if example is not None:
         initial_html = pairs_html(example, ppo_label=label, link=link_address(example, defaults))
@@ -183,11 +183,11 @@ def _create_components(
 def _create_kl_slider(switch: KLSwitch | None) -> gr.Slider:
     """Creates the slider of the KL penalty and the figures beside it. Both are hidden if there is no switch."""
     with gr.Row(elem_id="kl-switch", visible=switch is not None):
-        compared = ON if switch is None else switch.compared
+        position = ON if switch is None else switch.compared_position
         with gr.Column(scale=1, min_width=220):
-            slider = gr.Slider(OFF, ON, value=compared, step=1, label="KL penalty: off or on", elem_id="kl")
+            slider = gr.Slider(OFF, ON, value=position, step=1, label="KL penalty: off or on", elem_id="kl")
             gr.HTML("" if switch is None else switch.ends_html, elem_id="kl-ends")
-        figures_view = gr.HTML("" if switch is None else switch.html(compared), elem_id="kl-figures")
+        figures_view = gr.HTML("" if switch is None else switch.html(position), elem_id="kl-figures")
     if switch is not None:
         slider.input(
             switch.html,
@@ -226,39 +226,39 @@ def sample_example(page_models: PageModels, defaults: SamplingDefaults) -> Snaps
 
 def _notes_html(page_models: PageModels) -> str:
     initial_policy = page_models.comparison.initial_policy
-    start = role_names(initial_policy)["sft"]
-    log_ratio = (
-        f"<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>{start}</sub> of a token; for this one completion, the sum "
-        "over its tokens: how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO "
+    sft_name = role_names(initial_policy)["sft"]
+    log_ratio_note = (
+        f"<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>{sft_name}</sub> of a token; for this one completion, the "
+        "sum over its tokens: how much more likely PPO makes it. It is one sample, not a KL; its mean over many PPO "
         f"completions is the KL of PPO to {initial_policy}."
     )
     if (kl := page_models.lineage.kl) is not None:
         sample_count = f" over {kl['n']} completions" if isinstance(kl.get("n"), int) else ""
-        log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
-    exact_kl = (
-        f"<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>{start}</sub>) of the two distributions of the next token, "
-        "computed exactly over the full vocabulary. <b>Summed KL</b>: the sum over the positions of this completion."
+        log_ratio_note += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
+    kl_note = (
+        f"<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>{sft_name}</sub>) of the two distributions of the next "
+        "token, exact over the full vocabulary. <b>Summed KL</b>: the sum over the positions of this completion."
     )
-    reward = "<b>Reward</b>: none, because this checkpoint names no reward model."
+    reward_note = "<b>Reward</b>: none, because this checkpoint names no reward model."
     if page_models.lineage.rewards:
-        reward = (
+        reward_note = (
             "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs here: "
             "open the page for the run directory, or name another reward model with --reward."
         )
     if page_models.comparison.has_reward_model:
-        reward = (
+        reward_note = (
             "<b>Reward</b>: the reward model's score of the prompt with the completion, the proxy that PPO was trained "
             "to maximize. It does not measure quality."
         )
     if (rules := page_models.comparison.rules) is not None:
-        reward = (
+        reward_note = (
             f"<b>Reward</b>: {escape_text(', '.join(rules.names))}, computed by a program. PPO was trained to maximize "
             "it. A prompt of your own has the reward “none” if a rule needs more than the prompt, such as the right "
             "answer."
         )
-    value = "<b>Value</b>: none, because this checkpoint has no critic."
+    value_note = "<b>Value</b>: none, because this checkpoint has no critic."
     if page_models.comparison.has_critic:
-        value = "<b>Value</b> (V): the critic's estimate, before a token, of the remaining reward, KL penalty included."
-    randomness = "Both policies sample with the same random numbers. The same settings give the same completions."
-    notes = [reward, log_ratio, exact_kl, value, randomness]
+        value_note = "<b>Value</b> (V): the critic's estimate before a token of the future reward, KL penalty included."
+    random_note = "Both policies sample with the same random numbers. The same settings give the same completions."
+    notes = [reward_note, log_ratio_note, kl_note, value_note, random_note]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

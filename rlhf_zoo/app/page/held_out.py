@@ -71,7 +71,7 @@ def read_held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str,
     column_names = get_nested(lineage.card, "settings", "columns")  # name that rewards get -> name in the data set
     renames = list(column_names.items()) if isinstance(column_names, dict) else []
     columns_by_prompt: dict[str, dict[str, Any]] = {}
-    for location, load in _list_sources(lineage, hub, all_columns=True):
+    for location, load in _iterate_sources(lineage, hub, all_columns=True):
         for split in _list_splits(lineage):
             try:
                 rows = list(itertools.islice(load(configuration, split), MAX_ROWS))
@@ -98,7 +98,7 @@ def find_stage_folder(folder: Path) -> Path | None:
 def _read_dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     """Returns held-out prompts; [] if there are none. Logs why a split cannot be read."""
     configuration, column, _ = lineage.prompts_location
-    for location, load in _list_sources(lineage, hub):
+    for location, load in _iterate_sources(lineage, hub):
         for split in _list_splits(lineage):
             try:
                 texts = [prompt for prompt, _ in _iterate_prompts(load(configuration, split), column, location)]
@@ -115,7 +115,7 @@ def _list_splits(lineage: Lineage) -> Iterable[str]:
     return dict.fromkeys(split for split in (lineage.prompts_location.split, *SPLITS) if split)
 
 
-def _list_sources(
+def _iterate_sources(
     lineage: Lineage, hub: Hub, *, all_columns: bool = False
 ) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
     """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""

@@ -23,12 +23,12 @@ class KLSwitch:
         on: Run and checkpoint with the penalty.
         off: Run and checkpoint without the penalty. The checkpoint is the run's last, where the reward has been
             exploited longest, unless the page compares this run: then it is the page's checkpoint.
-        compared: Which of the two is the checkpoint that the page compares: ON or OFF.
+        compared_position: ON or OFF: the one whose checkpoint the page compares.
     """
 
     on: tuple[TimelineRun, TimelinePoint]
     off: tuple[TimelineRun, TimelinePoint]
-    compared: int
+    compared_position: int
 
     @classmethod
     def of(cls, timeline: Timeline | None, step: object) -> KLSwitch | None:
@@ -51,20 +51,20 @@ class KLSwitch:
         other_runs = [run for run in timeline.runs_with_beta if run.name != compared_run.name]
         if compared_run.beta == 0:
             # Of the other runs, the one with the smallest penalty differs least.
-            weakest = next((run for run in reversed(other_runs) if run.beta), None)
-            return cls((weakest, weakest.default_point), (compared_run, point), OFF) if weakest is not None else None
-        off = next((run for run in other_runs if run.beta == 0), None)
-        if off is None or compared_run.beta is None:
+            on_run = next((run for run in reversed(other_runs) if run.beta), None)
+            return None if on_run is None else cls((on_run, on_run.default_point), (compared_run, point), OFF)
+        off_run = next((run for run in other_runs if run.beta == 0), None)
+        if off_run is None or compared_run.beta is None:
             return None
-        return cls((compared_run, point), (off, off.points[-1]), ON)
+        return cls((compared_run, point), (off_run, off_run.points[-1]), ON)
 
     def position_of(self, value: object) -> int:
-        """Returns ON or OFF for a value of the slider, or `compared` for anything that is not a number.
+        """Returns ON or OFF for a value of the slider, or `compared_position` for anything that is not a number.
 
         Args:
             value: The slider's value.
         """
-        return (ON if value >= 0.5 else OFF) if is_finite(value) else self.compared
+        return (ON if value >= 0.5 else OFF) if is_finite(value) else self.compared_position
 
     def checkpoint_at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
         """Returns the run and checkpoint that a value of the slider selects.
@@ -98,15 +98,13 @@ class KLSwitch:
         _, off_point = self.off
         # The few completions on the page may not show what got worse, so show what the probes found in all texts.
         if self.position_of(value) == OFF and off_point.findings:
-            finding = escape_text(f"Texts at step {off_point.step}, before → after PPO: {' '.join(off_point.findings)}")
+            note = escape_text(f"Texts at step {off_point.step}, before → after PPO: {' '.join(off_point.findings)}")
         else:
-            finding = "".join(
-                f'<span class="{name}">{text}</span>'
-                for name, text in zip(("zoo-wide", "zoo-narrow"), self._finding(), strict=True)
-            )
-        return f'<div class="zoo-switch"><p class="zoo-note">{finding}</p>{self._table_html(value)}</div>'
+            wide_text, narrow_text = self._figures_texts()
+            note = f'<span class="zoo-wide">{wide_text}</span><span class="zoo-narrow">{narrow_text}</span>'
+        return f'<div class="zoo-switch"><p class="zoo-note">{note}</p>{self._table_html(value)}</div>'
 
-    def _finding(self) -> tuple[str, str]:
+    def _figures_texts(self) -> tuple[str, str]:
         """Returns what the figures show, in words for a wide screen and for a phone."""
         on_figures, off_figures = self._figures()
         if _difference(on_figures, off_figures, "reward") == 1 and "judge" in on_figures and "judge" in off_figures:
@@ -130,11 +128,13 @@ class KLSwitch:
 
         In a tie, prefers a kind on which one of them has figures, and then test prompts.
         """
-        on, off = self.on[1].evaluated, self.off[1].evaluated
-        return max(
-            ("test", "validation"),
-            key=lambda kind: (len({*on.get(kind, ())} & {*off.get(kind, ())}), kind in on or kind in off),
-        )
+        on_kinds, off_kinds = self.on[1].evaluated, self.off[1].evaluated
+
+        def sort_key(kind: str) -> tuple[int, bool]:
+            common_figures = on_kinds.get(kind, {}).keys() & off_kinds.get(kind, {}).keys()
+            return len(common_figures), kind in on_kinds or kind in off_kinds
+
+        return max(("test", "validation"), key=sort_key)
 
     def _figures(self) -> tuple[Mapping[str, CardEstimate], Mapping[str, CardEstimate]]:
         """Returns the figures of both checkpoints on the same prompts."""

@@ -40,19 +40,19 @@ class PageModels:
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
         problem: A sentence on why there is no timeline or why runs are missing; None if no run is missing.
-        held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
+        held_out_prompts: Prompts to draw from; () for those of the card, which are also the page's examples.
     """
 
     comparison: Comparison
     lineage: Lineage
     timeline: Timeline | None = None
     problem: str | None = None
-    held_out: tuple[str, ...] = ()
+    held_out_prompts: tuple[str, ...] = ()
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompts from which the page chooses at random."""
-        return self.held_out or tuple(self.lineage.prompts)
+        """The prompts from which the page draws at random."""
+        return self.held_out_prompts or tuple(self.lineage.prompts)
 
     @property
     def prompt_hint(self) -> str:
@@ -108,8 +108,8 @@ class PageModels:
             )
         # Held-out prompts must leave room for a completion as long as in training.
         length = max(int(lineage.setting("response_length", 1)), 1)
-        held_out = read_held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
-        return cls(comparison, lineage, timeline, problem, tuple(held_out))
+        prompts = read_held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
+        return cls(comparison, lineage, timeline, problem, tuple(prompts))
 
 
 def _load_rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:

@@ -10,7 +10,7 @@ import gradio as gr
 from ...errors import ZooError
 from .models import PageModels
 
-#: Name of the queue of all calls that run the models. Sharing it, the page and the API share one limit.
+#: Name of the queue of all calls that run the models. The page and the API use it, so they share one limit.
 MODEL_QUEUE = "models"
 #: Random seeds that the page draws are below this number.
 SEED_LIMIT = 2**31
@@ -63,17 +63,17 @@ def _longest_prompt_length(page_models: PageModels) -> int:
     return max(lengths)
 
 
-def sampling_arguments(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
+def sampling_arguments(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any, n: Any = 1) -> dict[str, Any]:
     """Returns the values of the controls as keyword arguments of `Comparison.stream`.
 
     Args:
         seed: Seed of the random stream.
         temperature: Divides the logits.
         top_p: Total probability of the tokens to sample from.
-        tokens: Largest number of new tokens.
+        max_new_tokens: Largest number of tokens in a completion.
         n: Number of completions of each policy.
     """
-    return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
+    return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens, "n": n}
 
 
 def create_prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
@@ -110,7 +110,7 @@ def create_controls(
             min_width=170, elem_id=f"{prefix}temperature",
         )  # fmt: skip
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top\u2011p", min_width=170, elem_id=f"{prefix}top-p")
-        tokens = gr.Slider(
+        max_new_tokens = gr.Slider(
             1, defaults.max_length, value=defaults.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
@@ -120,4 +120,4 @@ def create_controls(
                 gr.Slider(1, max_completions, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")
             )
         seed = gr.Number(1, label="Seed", precision=0, min_width=120, elem_id=f"{prefix}seed")
-    return [seed, temperature, top_p, tokens, *count_sliders]
+    return [seed, temperature, top_p, max_new_tokens, *count_sliders]

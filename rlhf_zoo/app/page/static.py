@@ -50,7 +50,7 @@ def static_page_html(models: SpaceModels, snapshots: Sequence[Snapshot]) -> str:
         snapshots=snapshots,
         pairs=lambda snapshot: Markup(pairs_html(snapshot, is_collapsed=True)),
         legend=Markup(legend_html(card.initial_policy)),
-        start=role_names(card.initial_policy)["sft"],
+        sft_name=role_names(card.initial_policy)["sft"],
         style=Markup((folder / "style.css").read_text(encoding="utf-8")),
     )
 

@@ -1,4 +1,4 @@
-"""Streams the completions that the page shows, at a pace that a browser can follow. Runs on ZeroGPU if it is there."""
+"""Streams the page's completions at a pace that a browser can follow, on ZeroGPU if the page runs there."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, Unpack
@@ -105,10 +105,10 @@ def _keep_error_messages(
         except ZooError as error:
             yield error
 
-    run = yield_errors if gpu is None else gpu(yield_errors)
+    run_in_process = yield_errors if gpu is None else gpu(yield_errors)
 
     def raise_errors(*arguments: Any, **keywords: Any) -> Generator[T, None, None]:
-        for item in run(*arguments, **keywords):
+        for item in run_in_process(*arguments, **keywords):
             if isinstance(item, ZooError):
                 raise item
             yield item

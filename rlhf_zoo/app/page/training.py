@@ -88,7 +88,7 @@ def build_training_tab(
             results: list[CheckpointResult] = []
             for result in streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
                 results.append(result)
-                yield "", checkpoints_html(results, requested=len(steps), total=len(run.points))
+                yield "", checkpoints_html(results, requested_count=len(steps), total_count=len(run.points))
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
@@ -196,7 +196,7 @@ def _build_beta_section(
         try:
             for result in streams.stream_betas(prompt, **sampling_arguments(*sampling)):
                 results.append(result)
-                yield "", checkpoints_html(results, requested=len(runs), total=len(runs), by_beta=True)
+                yield "", checkpoints_html(results, requested_count=len(runs), total_count=len(runs), by_beta=True)
         except ZooError as error:
             yield notice_html(error), gr.skip()
 
@@ -224,7 +224,7 @@ def nearest_step(run: TimelineRun, step: object) -> int:
 
     Args:
         run: A run with checkpoints.
-        step: The requested step, from a slider or a link; the best checkpoint's step if it is not a number.
+        step: The requested step, from a slider or a link; the default checkpoint's step if it is not a number.
     """
     target = step if is_finite(step) else run.default_point.step
     return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
@@ -305,16 +305,17 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int, initial_policy: st
         initial_policy: As for `role_names`.
     """
     source, names = "rollouts, as logged in training", {"reward": "Reward"}
-    read: Callable[[TimelinePoint, str], float | None] = getattr
+    read_value: Callable[[TimelinePoint, str], float | None] = getattr
     if all(map(_is_evaluated, runs)):
-        source, names, read = "validation prompts", {"reward": "Reward", "judge": "Judge’s score"}, _validation_value
+        source, read_value = "validation prompts", _validation_value
+        names["judge"] = "Judge’s score"
     charts = ""
     marks: list[str] = []
     for key, name in names.items():
         curves = [
             KLCurve(
                 f"β = {run.beta:g}",
-                [(point.step, read(point, "kl"), read(point, key)) for point in run.points],
+                [(point.step, read_value(point, "kl"), read_value(point, key)) for point in run.points],
                 run.default_point.step,
                 _default_mark(run),
             )
@@ -338,21 +339,23 @@ def _draw_for_each_screen(draw: Callable[..., str]) -> str:
     return f'<div class="zoo-narrow">{phone_chart}</div><div class="zoo-wide">{desktop_chart}</div>'
 
 
-def checkpoints_html(results: Sequence[CheckpointResult], *, requested: int, total: int, by_beta: bool = False) -> str:
+def checkpoints_html(
+    results: Sequence[CheckpointResult], *, requested_count: int, total_count: int, by_beta: bool = False
+) -> str:
     """Renders the completions of a prompt at each finished checkpoint, after the completion of SFT.
 
     Args:
         results: The results of the finished checkpoints.
-        requested: Number of checkpoints in the request.
-        total: Number of checkpoints in the run; with `by_beta`, the number of runs.
+        requested_count: Number of checkpoints in the request.
+        total_count: Number of checkpoints in the run; with `by_beta`, the number of runs.
         by_beta: Whether each result is from a different run, named by the run's β.
     """
     items = _sft_item_html(results) + "".join(_checkpoint_item_html(result, by_beta=by_beta) for result in results)
-    is_done = len(results) == requested
-    count = f"{requested}" if is_done else f"{len(results)} of {requested}"
-    noun = "runs" if by_beta else "checkpoints"
-    note = f"{count} {noun}" + (f", spread over all {total}" if total > requested else "")
-    state = "done" if is_done else "writing"
+    count, state = f"{len(results)} of {requested_count}", "writing"
+    if len(results) == requested_count:
+        count, state = f"{requested_count}", "done"
+    spread_note = f", spread over all {total_count}" if total_count > requested_count else ""
+    note = f"{count} {'runs' if by_beta else 'checkpoints'}{spread_note}"
     head = f'<p class="zoo-note" role="status">{note}</p>'
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{items}</ol></div>'
 

@@ -72,7 +72,7 @@ class Tally:
     the remaining votes.
 
     Args:
-        store: Stores the votes.
+        store: The data set of the votes.
         journal: Folder of the VoteBox; None for the default folder.
         send_interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
@@ -99,7 +99,7 @@ class Tally:
         self._read_interval_after_sending = min(read_interval_after_sending, read_interval)
         self._cast_lock = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
-        self._changed = threading.Condition()  # guards the attributes from _votes to _is_closing
+        self._condition = threading.Condition()  # guards the attributes from _votes to _is_closing
         self._votes: Mapping[str, Vote] = {}  # by id; never changed in place, so a thread may read it without the lock
         self._summary = summarize_votes([])
         self._summarized_votes: Mapping[str, Vote] = self._votes  # the votes in _summary
@@ -125,9 +125,9 @@ class Tally:
 
     def __exit__(self, error_type: type[BaseException] | None, *exception: object) -> None:
         """Sends the remaining votes if the Hub accepts them, and stops the threads."""
-        with self._changed:
+        with self._condition:
             self._is_closing = True
-            self._changed.notify_all()
+            self._condition.notify_all()
         try:
             self._box.__exit__(error_type, *exception)
         finally:
@@ -148,9 +148,9 @@ class Tally:
             votes: The votes in it.
         """
         self._store.append(batch, votes)
-        with self._changed:
+        with self._condition:
             self._has_sent_since_read = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def cast(self, vote: Vote, address: str | None = None) -> Vote:
         """Casts a vote. When this returns, the vote is on disk and in `figures`. It never waits for the Hub.
@@ -182,7 +182,7 @@ class Tally:
         """Returns the figures so far, without waiting."""
         send_problem = self._box.send_problem
         unsent_count = len(self._box.unsent_ids()) if send_problem is not None else 0
-        with self._changed:
+        with self._condition:
             votes, summary, is_exact = self._votes, dict(self._summary), self._summarized_votes is self._votes
             read_problem = self._read_problem
         votes_in_intervals = summary["votes"]
@@ -196,16 +196,16 @@ class Tally:
         return VoteFigures(summary, is_exact, votes_in_intervals, unsent_count, send_problem, read_problem)
 
     def _add(self, votes: Iterable[Vote]) -> None:
-        with self._changed:
+        with self._condition:
             new_votes = {vote.id: vote for vote in votes if vote.id not in self._votes}
             if new_votes:
                 self._votes = {**self._votes, **new_votes}
                 self._new_votes |= new_votes
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _keep_reading(self) -> None:
         while True:
-            with self._changed:
+            with self._condition:
                 self._new_votes = {}
             pause, problem = self._read_interval, None
             stored_votes: list[Vote] = []
@@ -216,7 +216,7 @@ class Tally:
                 if not isinstance(error, (ZooError, *client_errors())):
                     log.exception("The votes of %s could not be read; trying again later.", self.name)
                 pause, problem = max(self._retry_delay, retry_after(error)), reason(error)
-            with self._changed:
+            with self._condition:
                 if problem is None:
                     # The read may miss votes that arrived after it began. Any other vote that it misses was deleted.
                     votes = {vote.id: vote for vote in stored_votes} | self._new_votes
@@ -226,32 +226,32 @@ class Tally:
                     log.warning("The votes of %s could not be read (%s).", self.name, problem)
                 self._read_problem = problem
                 self._has_sent_since_read = False
-                self._changed.notify_all()
+                self._condition.notify_all()
                 min_pause = min(self._read_interval_after_sending, pause)
-                self._changed.wait_for(lambda: self._is_closing, min_pause)
-                self._changed.wait_for(lambda: self._is_closing or self._has_sent_since_read, pause - min_pause)
+                self._condition.wait_for(lambda: self._is_closing, min_pause)
+                self._condition.wait_for(lambda: self._is_closing or self._has_sent_since_read, pause - min_pause)
                 if self._is_closing:
                     return
 
     def _keep_computing(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing or self._summarized_votes is not self._votes)
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_closing or self._summarized_votes is not self._votes)
                 if self._is_closing:
                     return
                 votes = self._votes
-            start, pause = time.monotonic(), self._retry_delay
+            start_time, pause = time.monotonic(), self._retry_delay
             try:
                 new_summary = summarize_votes(merge_votes(votes.values()))
             except Exception:  # a bug must not end the thread, nor be retried without a pause
                 log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:
-                pause = PAUSE_FACTOR * (time.monotonic() - start)
-                with self._changed:
+                pause = PAUSE_FACTOR * (time.monotonic() - start_time)
+                with self._condition:
                     self._summary, self._summarized_votes = new_summary, votes
-            with self._changed:
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._is_closing, pause)
+            with self._condition:
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: self._is_closing, pause)
 
 
 def _count_verdicts(votes: Iterable[Vote]) -> dict[str, int]:

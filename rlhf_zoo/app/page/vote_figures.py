@@ -71,7 +71,7 @@ def _win_rate_html(rate: Mapping[str, Any] | None, initial_policy: str) -> str:
         f"counts one half and “Both bad” is left out; 95% interval {ci_text}"
     )
     prompt_count = rate.get("prompts")
-    prompts = f" ({prompt_count} prompt{'s' * (prompt_count != 1)} so far)" if prompt_count else ""
+    prompt_note = f" ({prompt_count} prompt{'s' * (prompt_count != 1)} so far)" if prompt_count else ""
     band = ""
     if interval:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
@@ -80,7 +80,7 @@ def _win_rate_html(rate: Mapping[str, Any] | None, initial_policy: str) -> str:
         f'<p class="zoo-rate"><b data-figure="win_rate">{format_number(100 * value, 1)}%</b> PPO over {initial_policy}'
         f', 95% interval <span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>. '
         'A tie counts one half; “Both bad” is left out.</p><p class="zoo-interval-note">The interval resamples whole '
-        f"prompts{prompts}, because votes on the same prompt are not independent.</p>"
+        f"prompts{prompt_note}, because votes on the same prompt are not independent.</p>"
         f'<div class="zoo-bar" role="img"{html_attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         f'<p class="zoo-ends" aria-hidden="true"><span>{role_names(initial_policy)["sft"]}</span><span>½</span>'
@@ -119,9 +119,9 @@ def _notes(figures: VoteFigures, data_set: str) -> Iterator[str]:
     if not figures.is_exact and figures.votes_in_intervals:
         yield f"Intervals and ratings cover {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent_count:
-        waiting = "1 vote is waiting" if figures.unsent_count == 1 else f"{figures.unsent_count} votes are waiting"
+        subject = "1 vote is" if figures.unsent_count == 1 else f"{figures.unsent_count} votes are"
         yield (
-            f"{waiting} on the server, because {data_set} is not accepting votes at the moment "
+            f"{subject} waiting on the server, because {data_set} is not accepting votes at the moment "
             f"({escape_text(figures.send_problem)}). The server keeps trying."
         )
     if figures.read_problem is not None:

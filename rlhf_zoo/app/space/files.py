@@ -121,7 +121,9 @@ def find_models(
     if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
     data_repos = [
-        node.entry.repo for node in _iterate_ancestors(root) if node.entry.role == "data" and not node.member.problem
+        node.entry.repo
+        for node in _iterate_with_ancestors(root)
+        if node.entry.role == "data" and not node.member.problem
     ]
     return SpaceModels(
         ppo=_pin(root),
@@ -185,7 +187,7 @@ def _pin(node: Node) -> PinnedModel:
     return PinnedModel(node.entry.repo, node.member.commit)
 
 
-def _find_model(role: str, name: str | None, child: str, child_node: Node) -> PinnedModel | None:
+def _find_model(role: str, name: str | None, child_name: str, child_node: Node) -> PinnedModel | None:
     """Returns the model `name`; without a name, the child's parent of this role, or None if its card names none."""
     if name is not None:
         return _find_named_model(name, role)
@@ -194,17 +196,17 @@ def _find_model(role: str, name: str | None, child: str, child_node: Node) -> Pi
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
     if node.entry.repo is None:
-        raise ZooError(f"The {model_kind} of {child} was never published: name a copy of it with --{role}.")
+        raise ZooError(f"The {model_kind} of {child_name} was never published: name a copy of it with --{role}.")
     if node.member.problem is not None or node.member.commit is None:
         problem = clean(node.member.problem or "was not read")
-        raise ZooError(f"The {model_kind} of {child}, {node.entry.repo}, {problem}: name another with --{role}.")
+        raise ZooError(f"The {model_kind} of {child_name}, {node.entry.repo}, {problem}: name another with --{role}.")
     return _pin(node)
 
 
-def _iterate_ancestors(node: Node) -> Iterator[Node]:
+def _iterate_with_ancestors(node: Node) -> Iterator[Node]:
     yield node
     for parent in node.parents:
-        yield from _iterate_ancestors(parent)
+        yield from _iterate_with_ancestors(parent)
 
 
 # Writing the files
@@ -312,33 +314,33 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
+def _split_readme(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
     """Returns the front matter of the Space's README with these fields, and the body below. None removes a field."""
     import yaml
 
     _, template, body = (find_space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    head = {
+    front_matter = {
         **yaml.safe_load(template),
         "title": models.title,
         "models": list(dict.fromkeys([*(model.repo for model in models.by_role.values()), *models.runs])),
         "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
         **fields,
     }
-    head = {key: value for key, value in head.items() if value is not None}
-    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000)}---\n", body
+    front_matter = {key: value for key, value in front_matter.items() if value is not None}
+    return f"---\n{yaml.safe_dump(front_matter, sort_keys=False, allow_unicode=True, width=1000)}---\n", body
 
 
 def _readme_text(models: SpaceModels, *, hardware: str) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
     gradio = _installed_version("gradio")
     sdk_fields = {"sdk_version": gradio} if gradio else {}
-    front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **sdk_fields)
+    front_matter, body = _split_readme(models, python_version=python, suggested_hardware=hardware, **sdk_fields)
     body = body.replace(_MODELS_PLACEHOLDER, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
-    return front + body
+    return front_matter + body
 
 
 def _static_readme_text(models: SpaceModels) -> str:
-    front, _ = _front_matter(
+    front_matter, _ = _split_readme(
         models,
         sdk="static",
         app_file="index.html",
@@ -349,7 +351,7 @@ def _static_readme_text(models: SpaceModels) -> str:
     )
     card = Card(models.card)
     return (
-        f"{front}\n# {card.comparison_title}\n\n"
+        f"{front_matter}\n# {card.comparison_title}\n\n"
         f"Completions of held-out prompts by {card.initial_policy} and the PPO policy that was trained from it, with "
         "rewards and log-ratios, and the evaluation of the PPO model. The page is static. `rlhf-zoo compare` opens an "
         "interactive page for your own prompts:\n\n"
