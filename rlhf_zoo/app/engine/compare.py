@@ -243,7 +243,11 @@ class Comparison:
         Close the generator to stop sampling and free its memory.
 
         Args:
-            prompt, seed, temperature, top_p, max_new_tokens: See `compare`.
+            prompt: See `compare`.
+            seed: See `compare`.
+            temperature: See `compare`.
+            top_p: See `compare`.
+            max_new_tokens: See `compare`.
             n: Number of completions of each policy.
             every: Shortest time between two snapshots, in seconds. The last snapshot is never skipped.
 

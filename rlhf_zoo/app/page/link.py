@@ -73,7 +73,9 @@ def link_address(
     Args:
         snapshot: The completions that the link shows.
         defaults: The page's initial sampling parameters.
-        step, run, kl: See `Link`.
+        step: See `Link`.
+        run: See `Link`.
+        kl: See `Link`.
 
     Returns:
         The address; None if it would be longer than `MAX_LINK_LENGTH`, or if no address can hold the prompt.

@@ -101,7 +101,9 @@ def serve_page(
         votes_per_hour: Largest number of votes per hour from one address.
         private: Whether a new data set for the votes is private.
         gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
-        host, port, block: See `start`.
+        host: See `start`.
+        port: See `start`.
+        block: See `start`.
 
     Yields:
         The page's address.
