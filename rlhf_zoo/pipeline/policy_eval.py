@@ -172,11 +172,11 @@ def find_pair(
         where = str(traced.settings_file)
         sampling_keys = ("response_length", "temperature")
         names = (*sampling_keys, "reward_model_loader", *REWARD_LOAD_KEYS)
-        recorded = recorded_settings(traced.settings, "ppo", names, where=where)
+        recorded_keys = recorded_settings(traced.settings, "ppo", names, where=where)
         eval_record = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (eval_record.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = recorded["reward_model_loader"] if reward is None else None
+        loader = recorded_keys["reward_model_loader"] if reward is None else None
         if not settings.judges:
             _check_recorded_judge(eval_record, judge)
         if loader is not None and not traced.is_trusted:
@@ -193,13 +193,13 @@ def find_pair(
             traced.reference,
             traced.reward_models,
             data,
-            {name: float(recorded[name]) for name in sampling_keys},
+            {name: float(recorded_keys[name]) for name in sampling_keys},
             judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_arguments,
             functions=_reward_functions(traced.settings),
             prompts_location=prompts_location(traced.settings),
             held_out=_held_out_share_and_split(traced.settings),
-            reward_load_kwargs=reward_load_kwargs(recorded),
+            reward_load_kwargs=reward_load_kwargs(recorded_keys),
             truncation_fields=_truncation_fields(traced.settings, where),
             loader=loader,
             hub=hub,
@@ -268,8 +268,8 @@ def _published_labeled_arguments(lineage: Lineage) -> LabeledArguments:
 def _truncation_fields(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns how a run truncated completions, as fields of `Truncation`; {} if it did not truncate them."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
-    recorded = recorded_settings(settings, "ppo", tuple(keys.values()), where=where)
-    fields = {name: recorded[key] for name, key in keys.items()}
+    recorded_keys = recorded_settings(settings, "ppo", tuple(keys.values()), where=where)
+    fields = {name: recorded_keys[key] for name, key in keys.items()}
     return fields if fields["shortest"] or fields["text"] else {}
 
 
@@ -314,7 +314,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     Raises:
         ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.
     """
-    started = time.monotonic()
+    start_time = time.monotonic()
     silence_libraries()
     judge_names = settings.judges or (pair.judge or "classifier",)
     check_judges_available(judge_names, settings.llm, hub=pair.hub)
@@ -368,7 +368,7 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
         "versions": environment_info(),
         "command": command,
         "finished": now(),
-        "seconds": time.monotonic() - started,
+        "seconds": time.monotonic() - start_time,
     }
     out.mkdir(parents=True, exist_ok=True)
     evaluator.panel.save(out)

@@ -312,10 +312,11 @@ def summary_line(context: RunContext, stage: str) -> str:
 
 def _describe_win_rate(results: Mapping[str, Any]) -> str:
     """Returns the win rate, its interval and its counts in words, from evaluation.json or summary.json."""
-    win, prompts = results["win_rate"], results["prompts"]
+    win_rate, prompts = results["win_rate"], results["prompts"]
     return (
-        f"{win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} completions of "
-        f"{format_prompt_count(prompts, results['rows'])} prompts{format_group_count(results.get('groups'), prompts)}"
+        f"{win_rate['value']:.3f} [{win_rate['ci95'][0]:.3f}, {win_rate['ci95'][1]:.3f}] on {win_rate['n']} "
+        f"completions of {format_prompt_count(prompts, results['rows'])} prompts"
+        f"{format_group_count(results.get('groups'), prompts)}"
     )
 
 
@@ -334,8 +335,8 @@ def _verdict_phrase(results: Mapping[str, Any]) -> str:
     if over_training.get("kind") == "not judged" and over_training.get("reasons"):
         first_reason = over_training["reasons"][0].rstrip(".")
         reason = f" ({first_reason[0].lower()}{first_reason[1:]})"
-    recommended = f"step {step}" if step is not None else "no checkpoint"
-    return f"verdict {results['verdict']}{reason}, recommended {recommended}"
+    recommendation = f"step {step}" if step is not None else "no checkpoint"
+    return f"verdict {results['verdict']}{reason}, recommended {recommendation}"
 
 
 def show_published(context: RunContext, console: "Console") -> None:

@@ -33,10 +33,10 @@ def check_recipe(folder: Path) -> None:
 
 
 def _settings(recipe: Recipe, stage: str, shared: RecipeConfig) -> StageSettings:
-    declared = declared_keys(stage)
-    defaults = {name: key.default for name, key in declared.items()}
+    declarations = declared_keys(stage)
+    defaults = {name: key.default for name, key in declarations.items()}
     own_classes = STAGES[stage].load("arguments"), STAGES[stage].load("release")
-    hints = {name: key.type_hint for name, key in declared.items()}
+    hints = {name: key.type_hint for name, key in declarations.items()}
     # `coerce` takes any text for "Enum | str", because the trainers' configurations check it.
     enums = {name: enum for name, hint in hints.items() if (enum := _enum_of(hint)) is not None}
     hints |= enums

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...runs.recipe import Recipe
-from ...runs.settings.declared import declared_keys
+from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import effective_keys
 from .result import Plan, StagePlan
 
@@ -91,8 +91,7 @@ def _find_row_count(
     name = keys.get("dataset_name") or shared.get("dataset_name")
     if shared.get("corpus") or not isinstance(name, str):
         return None
-    declared = declared_keys(stage)
-    config, split = (keys.get(key, declared[key].default) for key in ("dataset_config", "dataset_train_split"))
+    config, split = (keys.get(key, default_of(stage, key)) for key in ("dataset_config", "dataset_train_split"))
     file = _find_jsonl(Path(name), config, split)
     if file is None:
         return None

@@ -51,7 +51,7 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
         Stage -> key -> value; the stage "recipe" has the keys of recipe.yaml.
     """
     flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL_VALUES["recipe"])}
-    no_bitsandbytes = importlib.util.find_spec("bitsandbytes") is None
+    has_bitsandbytes = importlib.util.find_spec("bitsandbytes") is not None
     for stage, keys in recipe.stages.items():
         stage_flags = dict(SMALL_VALUES["ppo" if stage == "ppo" else "sft"])
         if keys.get("held_out_share") is not None:
@@ -63,9 +63,9 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
             stage_flags["response_length"] = min(
                 keys.get("response_length", default_of("ppo", "response_length")), RESPONSE_LENGTH
             )
-        if no_bitsandbytes and any(word in str(keys.get("optim")) for word in BITSANDBYTES_OPTIMIZERS):
+        if not has_bitsandbytes and any(word in str(keys.get("optim")) for word in BITSANDBYTES_OPTIMIZERS):
             stage_flags["optim"] = "adamw_torch"
-        if no_bitsandbytes and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
+        if not has_bitsandbytes and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
             stage_flags |= {"load_in_4bit": False, "load_in_8bit": False}
         if str(keys.get("attn_implementation")).startswith("flash"):
             stage_flags["attn_implementation"] = "sdpa"

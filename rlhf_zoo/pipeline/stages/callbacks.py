@@ -58,13 +58,14 @@ def check_room(record: StageRecord, *, min_bytes: int = 0) -> None:
     Raises:
         NoRoom: The disk has less free space.
     """
-    last = record.last_checkpoint()
-    size = min_bytes if last is None else folder_bytes(last)
-    free = shutil.disk_usage(record.path).free
-    if free < size:
+    checkpoint = record.last_checkpoint()
+    needed_bytes = min_bytes if checkpoint is None else folder_bytes(checkpoint)
+    free_bytes = shutil.disk_usage(record.path).free
+    if free_bytes < needed_bytes:
         raise NoRoom(
-            f"The disk of {record.path} has {free / 2**20:,.1f} MiB free, but a checkpoint takes {size / 2**20:,.1f}: "
-            "free some space, then run the same command again to resume from the last checkpoint."
+            f"The disk of {record.path} has {free_bytes / 2**20:,.1f} MiB free, but a checkpoint takes "
+            f"{needed_bytes / 2**20:,.1f}: free some space, then run the same command again to resume from the last "
+            "checkpoint."
         )
 
 

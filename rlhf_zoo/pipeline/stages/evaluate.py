@@ -125,7 +125,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         ZooError: A judge, the data or a checkpoint is not available.
         Stopped: Ctrl-C was pressed. Finished measurements are saved.
     """
-    started = time.monotonic()
+    start_time = time.monotonic()
     silence_libraries()
     record = context.record("eval")
     if not context.restart:
@@ -145,11 +145,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     prompts = evaluation_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
-    saved = SavedMeasurements(context.directory, {"resolved": identity, "code": code}, restart=context.restart)
+    keys = {"resolved": identity, "code": code}
+    saved_measurements = SavedMeasurements(context.directory, keys, restart=context.restart)
     try:
         if SAME_LABELS in config.judge_names:
             train_same_labels(context)
-        evaluator = replace(make_evaluator(context, inputs.sft.path), saved_measurements=saved)
+        evaluator = replace(make_evaluator(context, inputs.sft.path), saved_measurements=saved_measurements)
         with show_activity("eval: checking the judges"):
             checks = check_on_pairs(context, evaluator, None if inputs.own_pairs is None else inputs.own_pairs[0])
         results = _compare(context, inputs, evaluator, prompts, checks)
@@ -164,14 +165,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         }
     except KeyboardInterrupt as error:
         raise Stopped from error
-    seconds = time.monotonic() - started + saved.seconds
+    seconds = time.monotonic() - start_time + saved_measurements.seconds
     evaluator.panel.save(record.path)
     _write_results(context, results, {**_document_head(context, source, trained_on), **figures}, seconds)
     if results.choice is not None:
         merge_chosen(context, results.ppo.path)
         context.record("ppo").write(chosen=results.choice, weights=weights_digest(results.ppo.path))
     _write_record(context, parents, identity, code, seconds)
-    saved.delete()
+    saved_measurements.delete()
     if publisher is not None:
         publisher.notify()  # the cards of both stages are new
     return True
@@ -470,9 +471,9 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, polic
 
 
 def _last_step(context: RunContext) -> int:
-    last = context.record("ppo").last_checkpoint()
-    assert last is not None  # a finished stage has a checkpoint
-    return checkpoint_step(last)
+    checkpoint = context.record("ppo").last_checkpoint()
+    assert checkpoint is not None, "a finished stage has a checkpoint"
+    return checkpoint_step(checkpoint)
 
 
 def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]:
