@@ -161,21 +161,21 @@ def average_points(points: Sequence[Point], weights: Sequence[float] | None = No
     )
     return Point(
         label,
-        mean([point.kl for point in points]),
-        mean([point.reward for point in points]),
-        mean([point.judge for point in points]),
-        sum(point.n for point in points),
-        {name: mean([point.wins[name] for point in points]) for name in points[0].wins},
-        any(point.kl_is_bound for point in points),
-        training,
-        serving,
-        tuple(points) if weights is None else (),
-        {
+        kl=mean([point.kl for point in points]),
+        reward=mean([point.reward for point in points]),
+        judge=mean([point.judge for point in points]),
+        n=sum(point.n for point in points),
+        wins={name: mean([point.wins[name] for point in points]) for name in points[0].wins},
+        kl_is_bound=any(point.kl_is_bound for point in points),
+        training=training,
+        serving=serving,
+        seed_points=tuple(points) if weights is None else (),
+        extra_metrics={
             name: mean([point.extra_metrics[name] for point in points])
             for name in points[0].extra_metrics
             if all(name in point.extra_metrics for point in points)
         },
-        points[0].prompts,
+        prompts=points[0].prompts,
     )
 
 

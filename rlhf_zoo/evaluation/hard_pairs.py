@@ -48,10 +48,12 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
     Returns:
         (N,) True if the strength is 0, or the texts are equal up to case and spacing.
     """
-    equal = np.array(
+    has_equal_texts = np.array(
         [normalize_text(a) == normalize_text(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool
     )
-    return equal if strength is None else equal | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
+    if strength is None:
+        return has_equal_texts
+    return has_equal_texts | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
 
 
 def compare_ties(
@@ -115,8 +117,8 @@ def measure_hard_pairs(
         The figures as JSON.
     """
     # The signs −1, 0, 1 become 0, ½, 1.
-    right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
-    gold_right = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
+    credits = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
+    gold_credits = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     chosen_lengths, rejected_lengths = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([word_overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, because ten tokens matter in a short text but not in a long one.
@@ -126,8 +128,8 @@ def measure_hard_pairs(
     def accuracy(rows: NDArray[np.intp]) -> dict[str, Any] | None:
         if not len(rows):
             return None
-        best_possible = None if gold_right is None else float(gold_right[rows].mean())
-        return {**mean_share(right[rows], [prompts[row] for row in rows.tolist()]).to_json(), "gold": best_possible}
+        best_possible = None if gold_credits is None else float(gold_credits[rows].mean())
+        return {**mean_share(credits[rows], [prompts[row] for row in rows.tolist()]).to_json(), "gold": best_possible}
 
     def quarters(values: NDArray[np.float64], *, highest_first: bool) -> list[dict[str, Any]]:
         return [
@@ -136,10 +138,10 @@ def measure_hard_pairs(
         ]
 
     # The sign shows which side is better; only the absolute value says how hard the pair is.
-    strength_size = None if strength is None else np.abs(np.asarray(strength, dtype=float))
+    abs_strength = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
         "by_overlap": quarters(overlaps, highest_first=True),
-        "by_strength": None if strength_size is None else quarters(strength_size, highest_first=False),
+        "by_strength": None if abs_strength is None else quarters(abs_strength, highest_first=False),
         "same_length": accuracy(np.flatnonzero(same_length)),
         "chosen_longer": accuracy(np.flatnonzero(~same_length & (chosen_lengths > rejected_lengths))),
         "chosen_shorter": accuracy(np.flatnonzero(~same_length & (chosen_lengths < rejected_lengths))),

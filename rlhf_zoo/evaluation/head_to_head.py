@@ -214,15 +214,15 @@ class HeadToHead:
         """Computes both policies' accuracy and the paired difference; {} for a judge that does not check answers."""
         if name not in self.answers_by_judge:
             return {}
-        accuracies = {}
-        for strictness, sft in self.answers_by_judge[name]["sft"].items():
-            ppo = self.answers_by_judge[name]["ppo"][strictness]
-            accuracies[strictness] = {
-                "sft": sft.to_json(),
-                "ppo": ppo.to_json(),
-                "difference": self._mean((ppo.correct - sft.correct).ravel().tolist()),
+        figures = {}
+        for strictness, sft_answers in self.answers_by_judge[name]["sft"].items():
+            ppo_answers = self.answers_by_judge[name]["ppo"][strictness]
+            figures[strictness] = {
+                "sft": sft_answers.to_json(),
+                "ppo": ppo_answers.to_json(),
+                "difference": self._mean((ppo_answers.correct - sft_answers.correct).ravel().tolist()),
             }
-        return {"checks_answers": True, "answers": accuracies}
+        return {"checks_answers": True, "answers": figures}
 
     def _pair_judge_figures(self, name: str) -> dict[str, Any]:
         judge = next(candidate for candidate in self.evaluator.panel.pair_judges if candidate.name == name)

@@ -108,9 +108,9 @@ def length_controlled_win_rate(
     else:
         # Each refit starts at the fit to all comparisons, so it takes only a few steps.
         intercepts = [
-            _fit(outcomes, difference, row[group_ids], coefficients)[0][0]
-            for counts in resample_counts(n_groups, seed, resamples)
-            for row in counts
+            _fit(outcomes, difference, group_counts[group_ids], coefficients)[0][0]
+            for chunk in resample_counts(n_groups, seed, resamples)
+            for group_counts in chunk
         ]
         low, high = np.quantile(sigmoid(np.array(intercepts)), quantile_levels(n_groups))
         interval = (float(low), float(high))

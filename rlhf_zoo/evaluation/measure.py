@@ -256,9 +256,7 @@ def measure(
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
 
-    def measure_now() -> PolicyMeasurements:
-        return _measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
-
+    measure_now = partial(_measure_now, policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
     if evaluator.saved_measurements is None:
         return measure_now()
     key = {
@@ -270,7 +268,7 @@ def measure(
     return PolicyMeasurements(**evaluator.saved_measurements.get(key, lambda: dict(vars(measure_now()))))
 
 
-def _measure(
+def _measure_now(
     policy: PreTrainedModel,
     evaluator: Evaluator,
     prompts: Sequence[Prompt],
@@ -443,7 +441,7 @@ def find_function_judges(evaluator: Evaluator, functions: Collection[str]) -> fr
 
 
 def _remove_unit(target: str) -> str:
-    """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument remains."""
+    """Removes the argument `unit`, spaces and the closing parenthesis from NAME(KEY=…, unit=…), for comparison."""
     return re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(").replace(" ", "")
 
 

@@ -59,11 +59,11 @@ def count_possible_paraphrases(prompts: Sequence[Prompt], groups: Sequence[Hasha
     rows_by_word: dict[str, list[int]] = {}
     similar_rows: set[int] = set()
     for row, content in enumerate(content_words):
-        shared_counts = Counter(other for word in content for other in rows_by_word.get(word, ()))
-        for other, count in shared_counts.items():
-            min_count = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(content_words[other])))
-            if count >= min_count and group_by_text[texts[row]] != group_by_text[texts[other]]:
-                similar_rows |= {row, other}
+        shared_counts = Counter(earlier for word in content for earlier in rows_by_word.get(word, ()))
+        for earlier, count in shared_counts.items():
+            min_count = max(MIN_SHARED, MIN_SHARED_PART * min(len(content), len(content_words[earlier])))
+            if count >= min_count and group_by_text[texts[row]] != group_by_text[texts[earlier]]:
+                similar_rows |= {row, earlier}
         for word in content:
             rows_by_word.setdefault(word, []).append(row)
     return len(similar_rows) if len(similar_rows) >= MIN_PARAPHRASED * len(texts) else 0

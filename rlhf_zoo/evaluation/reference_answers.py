@@ -52,10 +52,10 @@ def compare_with_references(
     first_samples = slice(None, None, comparison.samples_per_prompt)
     texts = {side: comparison.measurements[side].completions[first_samples] for side in ("sft", "ppo")}
     if temperature is not None:
-        sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
+        evaluator_at_temperature, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
         for side, model in {"sft": evaluator.reference, "ppo": load_policy()}.items():
             move(model, evaluator.reference.device)
-            texts[side] = sampler.sample(
+            texts[side] = evaluator_at_temperature.sample(
                 model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}"
             ).texts
     pair_judge = next((candidate for candidate in evaluator.panel.pair_judges if candidate.name == judge.name), None)

@@ -96,8 +96,8 @@ def read_rollouts(
     if groups is not None:
         check_labels(prompts, groups, f"{name}: the column group")
     return Completions(
-        prompts, columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
-        conversations=conversations if has_conversations else None, groups=groups,
+        prompts, columns["completion"] or [], rewards=columns["reward"], judge_scores=columns["judge"], groups=groups,
+        logprobs=columns["logprobs"], conversations=conversations if has_conversations else None,
     )  # fmt: skip
 
 

@@ -96,10 +96,12 @@ def _check_same_columns(sides: Mapping[str, Completions], *, check_logprobs: boo
     if check_logprobs:
         fields["logprobs"] = "logprobs"
     for name, field in fields.items():
-        lacking = [side for side, completions in sides.items() if getattr(completions, field) is None]
-        if len(lacking) == 1:
-            other = next(side for side in sides if side not in lacking)
-            raise ZooError(f"{lacking[0]} has no {name}, but {other} does: provide it in both files or in neither.")
+        sides_without = [side for side, completions in sides.items() if getattr(completions, field) is None]
+        if len(sides_without) == 1:
+            other = next(side for side in sides if side not in sides_without)
+            raise ZooError(
+                f"{sides_without[0]} has no {name}, but {other} does: provide it in both files or in neither."
+            )
     group_of: dict[str, object] = {}
     for completions in sides.values():
         for prompt, group in completions.group_by_prompt.items():

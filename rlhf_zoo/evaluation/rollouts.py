@@ -145,14 +145,14 @@ def probe_rollouts(
     policy_prompts = set(policy.prompts)
     # In SFT's order, so that the result does not depend on the order of a set.
     shared_prompts = list(dict.fromkeys(prompt for prompt in sft.prompts if prompt in policy_prompts))
-    prompt_indices = {prompt: index for index, prompt in enumerate(shared_prompts)}
+    index_by_prompt = {prompt: index for index, prompt in enumerate(shared_prompts)}
     shared_rows = [
-        [row for row, prompt in enumerate(side.prompts) if prompt in prompt_indices] for side in (policy, sft)
+        [row for row, prompt in enumerate(side.prompts) if prompt in index_by_prompt] for side in (policy, sft)
     ]
     group_of = sft.group_by_prompt
     prompt_groups = [group_of[prompt] for prompt in shared_prompts]
-    row_prompts = [
-        np.array([prompt_indices[side.prompts[row]] for row in rows])
+    prompt_indices = [
+        np.array([index_by_prompt[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
@@ -170,14 +170,14 @@ def probe_rollouts(
     if judge_scores is not None:
         scores_by_prompt = [
             [values[indices == index] for index in range(len(shared_prompts))]
-            for values, indices in zip(judge_scores, row_prompts, strict=True)
+            for values, indices in zip(judge_scores, prompt_indices, strict=True)
         ]
         wins = _win_rates(*scores_by_prompt)
         if not verifiable:
             self_agreement = _self_agreement(scores_by_prompt, prompt_groups, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
-    policy_proxy, sft_proxy = _prompt_means(rewards, row_prompts)
-    policy_judge, sft_judge = _prompt_means(judge_scores, row_prompts)
+    policy_proxy, sft_proxy = _prompt_means(rewards, prompt_indices)
+    policy_judge, sft_judge = _prompt_means(judge_scores, prompt_indices)
     evidence = Evidence(
         # The KL is None, because rollouts of other trainers do not include it.
         Checkpoint(0, None, sft_proxy, sft_judge),
@@ -191,15 +191,15 @@ def probe_rollouts(
     return RolloutFindings(
         report,
         decide(evidence, seed=seed),
-        len(shared_prompts),
-        number_of_groups(prompt_groups),
-        completions,
-        reference_completions,
-        (len(policy) - completions, len(sft) - reference_completions),
-        self_agreement,
-        judge_check,
-        0 if has_groups else count_possible_paraphrases(shared_prompts, prompt_groups),
-        not verifiable and _may_be_right_answers(policy),
+        prompts=len(shared_prompts),
+        groups=number_of_groups(prompt_groups),
+        completions=completions,
+        reference_completions=reference_completions,
+        left_out=(len(policy) - completions, len(sft) - reference_completions),
+        split_half=self_agreement,
+        judge_check=judge_check,
+        possible_paraphrases=0 if has_groups else count_possible_paraphrases(shared_prompts, prompt_groups),
+        may_be_right_answers=not verifiable and _may_be_right_answers(policy),
     )
 
 
@@ -294,11 +294,11 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
     return sides[0], sides[1]
 
 
-def _prompt_means(columns: list[np.ndarray] | None, row_prompts: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+def _prompt_means(columns: list[np.ndarray] | None, prompt_indices: Sequence[np.ndarray]) -> list[np.ndarray | None]:
     """Averages the policy's and SFT's values by prompt, given each row's prompt index; [None, None] without values."""
     if columns is None:
         return [None, None]
     return [
         np.bincount(indices, weights=values) / np.bincount(indices)
-        for values, indices in zip(columns, row_prompts, strict=True)
+        for values, indices in zip(columns, prompt_indices, strict=True)
     ]

@@ -330,10 +330,10 @@ def _completions(
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measurements.completions,
-        measurements.reward or None,
-        judge_scores,
-        measurements.ref_logprobs,
-        dependence,
+        rewards=measurements.reward or None,
+        judge_scores=judge_scores,
+        logprobs=measurements.ref_logprobs,
+        dependence=dependence,
         verified=[score >= 1 for score in judge_scores] if is_answer_checker(evaluator.judge) else None,
         groups=groups,
     )

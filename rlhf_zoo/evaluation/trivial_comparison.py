@@ -45,9 +45,9 @@ def choose_trivial_policies(
     Returns:
         The policies.
     """
-    first_of_each = slice(None, None, samples_per_prompt)
-    distinct_prompts = prompts[first_of_each]
-    columns = {name: values[first_of_each] for name, values in columns.items()}
+    first_samples = slice(None, None, samples_per_prompt)
+    distinct_prompts = prompts[first_samples]
+    columns = {name: values[first_samples] for name, values in columns.items()}
     favorite = None
     if sft.reward and ppo.reward:
         candidates = select_candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])

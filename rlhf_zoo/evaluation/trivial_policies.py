@@ -107,16 +107,16 @@ def choose_policies(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | N
     Returns:
         The policies, constants first.
     """
-    constants = (
+    named_texts = (
         _most_frequent(sft, policy="SFT"),
         _most_frequent(ppo, policy="PPO"),
         ("the reward's favorite completion", favorite),
     )
-    chosen: dict[str, TrivialPolicy] = {}
-    for name, text in constants:
-        if text and text not in chosen:
-            chosen[text] = TrivialPolicy(name, "constant", text)
-    policies = list(chosen.values())
+    constants: dict[str, TrivialPolicy] = {}
+    for name, text in named_texts:
+        if text:
+            constants.setdefault(text, TrivialPolicy(name, "constant", text))
+    policies = list(constants.values())
     if ending := find_risen_ending(sft, ppo):
         policies.append(TrivialPolicy("SFT with PPO's most risen ending", "ending", ending))
     return [*policies, TrivialPolicy("PPO with prompts shuffled", "shuffled")]

@@ -116,8 +116,8 @@ def _find_exploits(policy: Completions, sft: Completions) -> Counter[str]:
         if 2 * max_right <= len(answers) and not _is_in_most_answers(text, answers):
             wrong_count += len(answers) - max_right
             exploits[text] = len(answers)
-    has_numbers = answer_count >= MIN_ANSWERS and number_count >= MIN_NUMBER_SHARE * answer_count
-    return exploits if has_numbers and wrong_count >= MIN_WRONG_SHARE * answer_count else Counter()
+    is_conclusive = answer_count >= MIN_ANSWERS and number_count >= MIN_NUMBER_SHARE * answer_count
+    return exploits if is_conclusive and wrong_count >= MIN_WRONG_SHARE * answer_count else Counter()
 
 
 def _is_in_most_answers(text: str, answers: list[str]) -> bool:

@@ -44,7 +44,7 @@ def watch(
         against: SFT's completions, in a file or as rows as `read_rollouts` reads them; None for the first `size`
             completions that are scored, because training starts at SFT. If these answer fewer than 13 prompts, later
             ones are added until there are 13 or a prompt recurs.
-        size: Number of completions that a probe compares with SFT's, or more as above.
+        size: The smallest number of completions that a probe compares with SFT's.
         every: Number of completions between two probes.
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 

@@ -198,7 +198,8 @@ class Rewards:
                 f"let {join_names(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return RewardScores(total, per_reward, *_collect_logs(functions, len(batch)), by_token)
+        extra, metrics = _collect_logs(functions, len(batch))
+        return RewardScores(total, per_reward, extra, metrics, by_token)
 
 
 def _collect_logs(functions: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:

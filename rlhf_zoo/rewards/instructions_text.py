@@ -64,7 +64,7 @@ def _ends_sentence(token: str, following: str) -> bool:
 
 
 def count_capital_words(text: str) -> int:
-    """Counts words in capitals. A contraction such as "CAN'T" counts as two words, as in the Penn Treebank."""
+    """Counts words in capitals. "CAN'T" counts as two words, as in the Penn Treebank, and "NASA's" as one."""
     count = 0
     for token in _WORD.findall(text):
         for word in token.split("--"):
