@@ -151,7 +151,7 @@ def wrap_completion(prompt: Prompt, completion: str) -> Any:
 
 
 def wrap_answer(prompt: Prompt, completion: str) -> Any:
-    """Gives an answer the form of its prompt. The answer is the completion after any beginning of it in the prompt.
+    """Gives an answer the form of its prompt. An answer begins with the prompt's open assistant turn, if any.
 
     Args:
         prompt: A text, or a conversation, whose last turn may begin the answer.

@@ -28,7 +28,10 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         ZooError: The config cannot be saved even with all of its fields at their defaults.
     """
     config = getattr(model, "generation_config", None)
-    if config is None or (reason := _why_not_savable(config)) is None:
+    if config is None:
+        return
+    reason = _why_not_savable(config)
+    if reason is None:
         return
     sampling_config = copy.deepcopy(config)
     sampling_config.do_sample = True

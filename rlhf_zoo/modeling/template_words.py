@@ -106,8 +106,9 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
         if (count := text.count(turn["content"])) != 1:
             verb = "repeats" if count else "drops or changes"
             raise ZooError(f"{subject} {verb} the words of the role {turn['role']}: {_FIX}.")
-    last_content = messages[-1]["content"]
-    if has_answer and roles[-1] == "assistant" and (words := _words_after_end(text, last_content, tokenizer)):
+    ends_with_answer = has_answer and roles[-1] == "assistant"
+    words = _words_after_end(text, messages[-1]["content"], tokenizer) if ends_with_answer else ""
+    if words:
         raise ZooError(f"{subject} adds {words!r:.60} after the last answer: {_FIX}.")
 
 

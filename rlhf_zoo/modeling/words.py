@@ -70,10 +70,11 @@ def words_regex(word_list: Sequence[str]) -> str:
     regex = ""
     for position, word in enumerate(word_list):
         # Two words of a script with spaces need a separator. Without it, they would be a single word.
-        separator = "" if position == 0 else r"\W+" if is_spaced[position] and is_spaced[position - 1] else r"\W*"
+        if position > 0:
+            regex += r"\W+" if is_spaced[position] and is_spaced[position - 1] else r"\W*"
         word_regex = re.escape(word)
         bounded_regex = rf"(?<!{_SPACED_CHARACTER}){word_regex}(?!{_SPACED_CHARACTER})"
-        regex += separator + (bounded_regex if is_spaced[position] else word_regex)
+        regex += bounded_regex if is_spaced[position] else word_regex
     return regex
 
 

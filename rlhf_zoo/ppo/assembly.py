@@ -186,12 +186,7 @@ def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig)
 
 
 def _prepare_critic(
-    head: ValueHead | None,
-    value_model: Any,
-    rewards: Rewards | None,
-    policy: Any,
-    peft_config: Any,
-    args: PPOConfig,
+    head: ValueHead | None, value_model: Any, rewards: Rewards | None, policy: Any, peft_config: Any, args: PPOConfig
 ) -> tuple[Any, Any]:
     """Returns the critic, and the configuration of the adapter that it still needs; None if it needs none."""
     if head is not None and value_model is not None:
@@ -317,11 +312,7 @@ def _add_policy_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConf
 
 
 def build_rewards(
-    reward_model: Any,
-    reward_funcs: Any,
-    args: PPOConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    reward_tokenizer: Any,
+    reward_model: Any, reward_funcs: Any, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, reward_tokenizer: Any
 ) -> Rewards | None:
     """Builds the weighted list of rewards: the reward model first (several as one ensemble), then the functions.
 
@@ -383,7 +374,9 @@ def build_rewards(
 
 
 def _as_list(value: Any) -> list[Any]:
-    return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def prepare_prompt_data(

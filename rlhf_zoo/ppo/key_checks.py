@@ -172,7 +172,9 @@ def default_tokens_per_pass(*, on_cpu: bool, bf16: bool) -> int | None:
         on_cpu: Whether the run computes on a CPU.
         bf16: Whether the run computes in bfloat16.
     """
-    return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if on_cpu else None
+    if not on_cpu:
+        return None
+    return CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS
 
 
 def has_reference(args: Any, *, has_ref_model: bool) -> bool:

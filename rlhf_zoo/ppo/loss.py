@@ -72,11 +72,7 @@ class PolicyLoss:
         )
         if args.importance_sampling_cap is not None and rollout.engine_logprobs is not None:
             policy_loss = policy_loss * F.importance_weights(
-                samples.logprobs,
-                rollout.engine_logprobs,
-                samples.mask,
-                cap=args.importance_sampling_cap,
-                level=level,
+                samples.logprobs, rollout.engine_logprobs, samples.mask, cap=args.importance_sampling_cap, level=level
             )
         # Compute this per token even if the completion is one action, so that metrics of different runs are comparable.
         log_ratio = (logprobs - samples.logprobs).detach()

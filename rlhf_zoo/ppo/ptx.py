@@ -28,9 +28,9 @@ class TextSource:
         pad_id: int,
         num_embeddings: int,
     ) -> None:
-        """Tokenizes the texts, appends EOS (except to `input_ids`), and cuts them to the context length.
+        """Tokenizes the texts and appends EOS, except to `input_ids`. `draw` cuts texts to the context length.
 
-        Target tokens are the tokens to predict. A text without any is dropped.
+        Target tokens are the tokens to predict. A text without any within the context length is dropped.
 
         Args:
             dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target

@@ -85,7 +85,7 @@ class Advantages:
 
     Attributes:
         reward_scores: The scores before shaping.
-        shaped_scores: (B,), before score_centering "prompt" subtracts the prompt's other scores.
+        shaped_scores: (B,), before score_centering "prompt" subtracts the mean of the prompt's other scores.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A), after whitening, if any.
         values: (B, A), V_old.

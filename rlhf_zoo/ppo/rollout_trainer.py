@@ -19,7 +19,7 @@ from .rollout import Rollout
 
 
 class RolloutTrainer(BasePPOTrainer):
-    """Adds sampling and scoring, which training, evaluation and a custom training loop share."""
+    """Adds sampling, for training, evaluation and custom training loops, and scoring with the rewards."""
 
     @torch.no_grad()
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:

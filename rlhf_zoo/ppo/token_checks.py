@@ -73,7 +73,7 @@ class TokenConsumer(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str = "the policy") -> Self:
-        """Counts a model's embedding rows.
+        """Makes the consumer of a model.
 
         Args:
             model: The model.

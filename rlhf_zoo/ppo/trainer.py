@@ -45,7 +45,7 @@ from .stepwise import StepwiseTrainer
 log = logging.getLogger(__name__)
 
 #: The seed for PTX texts is the shuffle's seed, shifted left by this many bits. Unless `seed` is 0, no update of the
-#: run shuffles with the same seed.
+#: run shuffles with that seed.
 TEXT_SEED_SHIFT = 12
 
 

@@ -277,7 +277,10 @@ def check_cache_capacity(lengths: Iterable[int], max_new_tokens: int, max_tokens
     Raises:
         ZooError: A prompt does not fit.
     """
-    if max_tokens is not None and (longest := max(lengths)) + max_new_tokens > max_tokens:
+    if max_tokens is None:
+        return
+    longest = max(lengths)
+    if longest + max_new_tokens > max_tokens:
         raise ZooError(
             f"max_rollout_batch_tokens is {max_tokens}, but a prompt of {longest} tokens with a completion of up to "
             f"{max_new_tokens} needs {longest + max_new_tokens}: set it to at least that."
