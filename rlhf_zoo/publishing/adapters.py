@@ -108,13 +108,10 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def reason_not_to_publish(context: RunContext) -> str | None:
-    """Returns why a run with a local folder as the base of an adapter cannot be published.
+    """Returns why a run with a local folder as the base of an adapter cannot be published; None without such a base.
 
     Args:
         context: The run.
-
-    Returns:
-        The reason; None if no adapter has such a base.
     """
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):

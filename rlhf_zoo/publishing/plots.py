@@ -100,8 +100,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
 def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
     """Draws reward against √KL of the training rollouts; arrows show the order of the steps. Needs two points.
 
-    Over √KL, the gold reward of a hacked proxy rises and then falls: Gao et al. 2022 (arXiv:2210.10760), §3. A negative
-    estimate of KL counts as 0.
+    Over √KL, the gold reward of a hacked proxy rises and then falls: Gao et al. 2022 (arXiv:2210.10760), §3.
 
     Args:
         rows: Rows of metrics.jsonl.
@@ -169,8 +168,8 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, initial_policy: str = "SFT") -> bool:
     """Draws reward and judge of each checkpoint on validation prompts, and KL below, with 95% bands.
 
-    The background is transparent, and the gray text is legible on white and on black. The judge gets its own scale at
-    the right if a shared one would flatten one of the two curves. A line marks the recommended checkpoint.
+    The judge gets its own scale at the right if a shared one would flatten one of the two curves. A line marks the
+    recommended checkpoint.
 
     Args:
         trajectory: `over_training` of evaluation.json; without checkpoints nothing is drawn.

@@ -21,15 +21,12 @@ _VERDICT_CLASSES = {
 
 
 def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
-    """Renders the page, which has no scripts and loads nothing. All text is escaped.
+    """Renders the page as HTML, which has no scripts and loads nothing. All text is escaped.
 
     Args:
         result: The findings.
         policy: Name of the policy's completions, such as the path of their file.
         reference: Name of SFT's completions.
-
-    Returns:
-        HTML.
     """
     import jinja2
 

@@ -321,8 +321,8 @@ def frontier_html(runs: Sequence[TimelineRun], selected: int, initial_policy: st
             )
             for run in runs
         ]
-        options = {"name": name, "source": source, "selected": selected, "initial_policy": initial_policy}
-        charts += _draw_for_each_screen(partial(draw_frontier, curves, **options))
+        draw = partial(draw_frontier, curves, name=name, source=source, selected=selected)
+        charts += _draw_for_each_screen(partial(draw, initial_policy=initial_policy))
         marks += [curve.mark for curve in curves if curve.is_marked]
     distinct_marks = " or ".join(dict.fromkeys(marks))
     return charts + (f'<p class="zoo-note">Circled: the {distinct_marks} step of each run.</p>' if marks else "")

@@ -17,13 +17,10 @@ _RESULTS_FOLDER = ".eval_results"
 
 
 def results_file(facts: StageFacts) -> str | None:
-    """Returns the path of the results file in the repository.
+    """Returns the path of the results file in the repository; None if the data set is not a registered benchmark.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The path; None if the data set is not a registered benchmark.
     """
     if facts.benchmark is None or not facts.dataset_ids:
         return None

@@ -17,13 +17,10 @@ _MAX_PROMPT = 100  # maximum characters of a prompt in a snippet
 
 
 def published_checkpoint(facts: StageFacts) -> CheckpointRow | None:
-    """Returns the checkpoint that the card describes, if it is published or sent together with this card.
+    """Returns the checkpoint that the card describes; None if it is neither published nor sent together with this card.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The checkpoint; None if it is neither.
     """
     row = facts.described_checkpoint
     return row if facts.repo_id and row and (row.commit or facts.step_in_this_commit is not None) else None
@@ -40,13 +37,10 @@ def pull_command(facts: StageFacts, revision: str) -> str:
 
 
 def download_command(facts: StageFacts) -> str | None:
-    """Returns the command that downloads the described checkpoint; from the embedded Hub, into a folder.
+    """Returns the command that downloads the described checkpoint; None without a `published_checkpoint`.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The command; None without a `published_checkpoint`.
     """
     row = published_checkpoint(facts)
     return None if row is None else download_revision_command(facts, _revision(facts, row))
@@ -64,14 +58,11 @@ def download_revision_command(facts: StageFacts, revision: str) -> str:
 
 
 def checkpoint_command(facts: StageFacts, command: str) -> str | None:
-    """Returns a command line whose argument is the described checkpoint.
+    """Returns a command line whose argument is the described checkpoint; None without a `published_checkpoint`.
 
     Args:
         facts: The facts of the stage.
         command: Name of the command, such as lineage or reproduce.
-
-    Returns:
-        The command line; None without a `published_checkpoint`.
     """
     row = published_checkpoint(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub_option(facts)}" if row else None
@@ -105,15 +96,15 @@ def public_command(command: Any) -> str:
 
 
 def _public_words(words: Iterable[str]) -> list[str]:
-    public: list[str] = []
+    public_words: list[str] = []
     iterator = iter(words)
     for word in iterator:
         if word in _OUTPUT_FLAGS:
             next(iterator, None)
         elif word != "--overwrite_repo" and not word.startswith(tuple(f"{flag}=" for flag in _OUTPUT_FLAGS)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-            public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
-    return public
+            public_words.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
+    return public_words
 
 
 def main_branch_location(facts: StageFacts) -> Raw:
@@ -128,13 +119,10 @@ def main_branch_location(facts: StageFacts) -> Raw:
 
 
 def install_commands(facts: StageFacts) -> str | None:
-    """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders, or pip.
+    """Returns the commands to run before `snippet`, downloads from the embedded Hub or pip; None without a snippet.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The commands; None if there is no snippet.
     """
     fetch = download_command(facts)
     if fetch is None or snippet(facts) is None:

@@ -59,14 +59,11 @@ class DataPart:
 
 
 def stage_setting(facts: StageFacts, key: str) -> Any:
-    """Returns the value of a key in the stage's settings, or else its default.
+    """Returns the value of a key in the stage's settings, or else its default; None if it has neither.
 
     Args:
         facts: The facts of the stage.
         key: A key of the stage.
-
-    Returns:
-        The value; None if the run did not set the key and it has no default.
     """
     if key in facts.settings:
         return facts.settings[key]
@@ -96,13 +93,10 @@ _LEFT_OUT = {
 
 
 def left_out(facts: StageFacts) -> Raw:
-    """Returns a sentence on the rows of the training split that the stage left out.
+    """Returns a sentence, after a space, on the training rows that the stage left out; "" if there are none.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The sentence, with a space before it; "" if none were left out.
     """
     counts = facts.run.get("left_out")
     counts = counts if isinstance(counts, Mapping) else {}
@@ -154,13 +148,10 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
 
 
 def overlap_with_training(facts: StageFacts) -> str:
-    """Returns sentences on which stages trained on prompts of the evaluation.
+    """Returns sentences on which stages trained on prompts of the evaluation; "" if it did not compare the prompts.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The sentences; "" if the evaluation did not compare the prompts.
     """
     data = facts.evaluation.get("data")
     counts = data.get("trained_on") if isinstance(data, Mapping) else None

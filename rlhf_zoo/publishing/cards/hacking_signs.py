@@ -98,13 +98,10 @@ def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
 
 
 def watched_metrics(facts: StageFacts) -> list[str]:
-    """Returns the training metrics of rewards whose weight is 0.
+    """Returns the names of the training metrics of rewards whose weight is 0, such as rewards/length.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        Their names, such as rewards/length.
     """
     return [f"rewards/{part['name']}" for part in reward_parts(facts) if part["weight"] == 0]
 

@@ -69,13 +69,10 @@ class StageCard:
 
 
 def policy_figures(facts: StageFacts) -> dict[str, str]:
-    """Returns the rows of a policy's table of held-out figures.
+    """Returns the rows of a policy's table of held-out figures: key in evaluation.json -> label.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        Key in evaluation.json -> label.
     """
     return FIGURES | {key: name for key, name in _OPTIONAL_FIGURES.items() if facts.estimate("ppo", key)}
 
@@ -117,12 +114,9 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
 
 
 def perplexity(loss: Any) -> float | None:
-    """Returns the perplexity of a loss.
+    """Returns the perplexity, exp(loss); None if the loss was not measured or is at least 100.
 
     Args:
         loss: Nats per token.
-
-    Returns:
-        exp(loss); None if the loss was not measured or is at least 100.
     """
     return math.exp(loss) if is_finite(loss) and loss < 100 else None

@@ -54,13 +54,10 @@ def slug(name: str) -> str:
 
 
 def report(document: Mapping[str, Any]) -> str:
-    """Returns the report of `rlhf-zoo eval POLICY --against OTHER`: a table, and descriptions of the judges.
+    """Returns the Markdown report of `rlhf-zoo eval POLICY --against OTHER`: a table, and descriptions of the judges.
 
     Args:
-        document: The evaluation.json.
-
-    Returns:
-        Markdown.
+        document: The content of evaluation.json.
     """
     return "\n".join(_lines(document)) + "\n"
 
@@ -140,13 +137,10 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
 
 
 def judge_notes(judge: Mapping[str, Any]) -> Raw:
-    """Returns caveats about a judge.
+    """Returns caveats about a judge: sentences, each after a space.
 
     Args:
         judge: The judge's entry in evaluation.json.
-
-    Returns:
-        Sentences, each after a space.
     """
     notes = []
     if judge.get("checks_answers"):
@@ -216,13 +210,10 @@ def _shared_error_notes(errors: Mapping[str, Any] | None) -> list[str]:
 
 
 def unparsed_note(judge: Mapping[str, Any]) -> str | None:
-    """Returns a sentence on how many of a judge's answers could not be parsed.
+    """Returns a sentence on how many of a judge's answers could not be parsed; None if all were.
 
     Args:
         judge: The judge's entry in evaluation.json.
-
-    Returns:
-        The sentence; None if all were parsed.
     """
     unparsed_pairs, unparsed_answers = ((judge.get(key) or {}).get("unparsed") or 0 for key in ("orders", "usage"))
     if not unparsed_pairs and not unparsed_answers:

@@ -22,13 +22,10 @@ _MAX_COMMAND = 120  # maximum characters of a command in a table
 
 
 def kind_of_verdict(facts: StageFacts) -> str | None:
-    """Returns the kind of the verdict over the checkpoints, such as "healthy".
+    """Returns the kind of the verdict over the checkpoints, such as "healthy"; None where no verdict was computed.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        The kind; None where no verdict was computed.
     """
     trajectory = facts.evaluation.get("over_training") or {}
     kind = trajectory.get("kind") or trajectory.get("verdict")  # `kind` is the verdict without numbers

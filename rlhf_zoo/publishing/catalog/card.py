@@ -267,13 +267,10 @@ def one_line(value: object) -> str | None:
 
 
 def iso_date(value: Any) -> str | None:
-    """Converts a time in ISO 8601 to UTC, without fractions of a second.
+    """Converts a time in ISO 8601 to UTC, without fractions of a second; None if the value is not such a time.
 
     Args:
         value: A value of a card, which is not trusted.
-
-    Returns:
-        The time in ISO 8601; None if the value is not a time.
     """
     try:
         return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")

@@ -93,14 +93,11 @@ class Node:
 
 
 def family_tree(root: CardParent, read: Callable[[CardParent], Member]) -> Node:
-    """Builds the family tree of a model. A member with two children is shown with its parents only once.
+    """Builds a model's family tree, and returns its root. The parents of a member with two children are shown once.
 
     Args:
         root: The model whose ancestors to find.
         read: Reads a repository or folder. It is called once for each.
-
-    Returns:
-        The root's node.
     """
     members: dict[tuple[str | None, ...], Member] = {}
     shown_identities: set[tuple[str | None, ...]] = set()

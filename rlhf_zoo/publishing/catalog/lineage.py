@@ -124,9 +124,8 @@ def prompts_location(settings: object) -> PromptsLocation:
     Args:
         settings: The settings of a run or of a card, which are not trusted.
     """
-    keys: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
-    configuration, split = keys.get("dataset_config", "prompts"), keys.get("dataset_test_split")
-    column = get_nested(keys, "columns", "prompt")
+    configuration = settings.get("dataset_config", "prompts") if isinstance(settings, Mapping) else "prompts"
+    column, split = get_nested(settings, "columns", "prompt"), get_nested(settings, "dataset_test_split")
     return PromptsLocation(
         configuration if isinstance(configuration, str) else None,
         column if isinstance(column, str) else "prompt",
