@@ -314,7 +314,7 @@ def test_folders_of_models(toys: Toys, tmp_path: Path) -> None:
     assert (found.policy.path, found.against.path, found.rewards[0].path) == (toys.ppo, toys.sft, toys.reward)
     assert (found.data.location, found.data.revision) == ("data", "main")
     without = find_pair(str(toys.ppo), against=str(toys.sft), reward="none", settings=settings)
-    assert without.rewards == () and without.settings == {"temperature": 1.0, "response_length": 53}
+    assert without.rewards == () and without.sampling == {"temperature": 1.0, "response_length": 53}
 
 
 def finished(toys: Toys, folder: Path, settings: dict[str, Any]) -> Path:
@@ -361,7 +361,7 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
         assert (found.policy.path, found.against.path, found.judge) == (checkpoint, toys.sft, "own_judges:longest")
         assert [one.path for one in found.rewards] == [toys.reward]
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
-        assert found.settings == {"response_length": 9.0, "temperature": 0.5}
+        assert found.sampling == {"response_length": 9.0, "temperature": 0.5}
     card = described(toys, tmp_path / "told", {"evaluation": {"judge": {"target": "os:system"}}})
     assert card.judge is None and card.judge_in_card == "os:system"  # told, never imported
     for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
