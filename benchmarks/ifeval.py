@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         answers: list[Answer] = [(options.text, True)] * len(rows)
     else:
         prompts = [messages(row) for row in rows]
-        sampling = {"temperature": options.temperature, "batch": options.batch, "tokens": options.tokens}
+        sampling = {"temperature": options.temperature, "batch_size": options.batch, "max_tokens": options.tokens}
         with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
             answers = resume_answers(
                 options.output.with_suffix(".answers.jsonl"),

@@ -223,7 +223,7 @@ def measure(policy: Mapping[str, Any], prompts: Mapping[str, Rows], hub: Hub, op
             conversations,
             lambda answered, conversations=conversations: sample_answers(
                 policy["model"], hub, conversations, answered,
-                temperature=options.temperature, batch=options.batch, tokens=TOKENS,
+                temperature=options.temperature, batch_size=options.batch, max_tokens=TOKENS,
             ),
         )  # fmt: skip
         seconds = time.monotonic() - start

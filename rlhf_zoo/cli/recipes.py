@@ -217,7 +217,7 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     from ..evaluation.judges.rule import RuleJudge
     from ..pipeline.stages.ppo import check_answers, load_reward_functions, try_functions
     from ..runs.checks.splits import local_rows
-    from ..runs.dataset import evaluated_split
+    from ..runs.dataset import evaluation_split
     from ..runs.settings.judge_names import split_judge_name
 
     prompts = local_rows(config, ppo, hub)
@@ -226,7 +226,7 @@ def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iter
     functions, datasets = load_reward_functions(ppo), {"train_dataset": prompts}
     check_answers(ppo, functions, datasets)
     try_functions(ppo, functions, datasets)
-    split, share = evaluated_split(config, ppo.data)
+    split, share = evaluation_split(config, ppo.data)
     rules = [RuleJudge(argument) for kind, argument in map(split_judge_name, judges) if kind == "rule"]
     test_prompts = local_rows(config, ppo, hub, split) if rules and share is None else None
     if test_prompts is not None:

@@ -41,11 +41,11 @@ class AnsweringPolicy:
         self.model = load_causal(path).eval().to("cuda" if torch.cuda.is_available() else "cpu")
         if bf16:
             self.model = self.model.to(torch.bfloat16)
-        self.stops = stop_ids(self.model, self.tokenizer)
+        self.stop_ids = stop_ids(self.model, self.tokenizer)
         self.vocabulary = Vocabulary.of(self.tokenizer, self.model)
 
     def answer(
-        self, prompts: Sequence[Conversation], indices: Sequence[int], *, temperature: float, tokens: int
+        self, prompts: Sequence[Conversation], indices: Sequence[int], *, temperature: float, max_tokens: int
     ) -> dict[int, Answer]:
         """Answers prompts. The random numbers of an answer depend only on the index of its prompt.
 
@@ -53,7 +53,7 @@ class AnsweringPolicy:
             prompts: All prompts.
             indices: The indices of the prompts to answer.
             temperature: The sampling temperature; 0 is greedy.
-            tokens: The maximum number of tokens in an answer.
+            max_tokens: The maximum number of tokens in an answer.
 
         Returns:
             The answers by index.
@@ -68,9 +68,9 @@ class AnsweringPolicy:
             prompt_ids,
             keys=[(index,) for index in indices],
             seed=0,
-            max_new_tokens=tokens,
-            stop_ids=self.stops,
-            pad_id=self.stops[0],
+            max_new_tokens=max_tokens,
+            stop_ids=self.stop_ids,
+            pad_id=self.stop_ids[0],
             temperature=temperature or GREEDY_TEMPERATURE,
             vocabulary=self.vocabulary,
         )
@@ -82,11 +82,11 @@ def sample_answers(
     name: str,
     hub: Hub,
     prompts: Sequence[Conversation],
-    answered: int,
+    answered_count: int,
     *,
     temperature: float,
-    batch: int,
-    tokens: int,
+    batch_size: int,
+    max_tokens: int,
     bf16: bool = False,
 ) -> Iterator[list[Answer]]:
     """Yields a policy's answers in batches.
@@ -97,38 +97,38 @@ def sample_answers(
         name: As for `AnsweringPolicy`.
         hub: Where Hub ids are looked up.
         prompts: All prompts.
-        answered: How many of the first prompts to leave out.
+        answered_count: How many of the first prompts have answers already; these are left out.
         temperature: The sampling temperature; 0 is greedy.
-        batch: Number of prompts in a batch.
-        tokens: The maximum number of tokens in an answer.
+        batch_size: Number of prompts in a batch.
+        max_tokens: The maximum number of tokens in an answer.
         bf16: As for `AnsweringPolicy`.
 
     Yields:
         The answers of a batch.
     """
     policy = AnsweringPolicy(name, hub, bf16=bf16)
-    with Progress(total=len(prompts), initial=answered, desc="answering", unit="prompt") as progress:
-        for first in range(answered, len(prompts), batch):
-            indices = range(first, min(first + batch, len(prompts)))
+    with Progress(total=len(prompts), initial=answered_count, desc="answering", unit="prompt") as progress:
+        for first in range(answered_count, len(prompts), batch_size):
+            indices = range(first, min(first + batch_size, len(prompts)))
             lengths = {index: len(str(prompts[index])) for index in indices}
             limit = 4 * statistics.median(lengths.values())
-            short = [index for index in indices if lengths[index] <= limit]
+            batch_indices = [index for index in indices if lengths[index] <= limit]
             answers: dict[int, Answer] = {}
-            for group in (short, *([index] for index in indices if lengths[index] > limit)):
-                answers |= policy.answer(prompts, group, temperature=temperature, tokens=tokens)
+            for group in (batch_indices, *([index] for index in indices if lengths[index] > limit)):
+                answers |= policy.answer(prompts, group, temperature=temperature, max_tokens=max_tokens)
             progress.update(len(indices))
             yield [answers[index] for index in indices]
 
 
 def resume_answers(
-    path: Path, prompts: Sequence[Conversation], answer: Callable[[int], Iterator[list[Answer]]]
+    path: Path, prompts: Sequence[Conversation], sample_remaining: Callable[[int], Iterator[list[Answer]]]
 ) -> list[Answer]:
     """Reads the answers in a file, and appends answers to the remaining prompts.
 
     Args:
         path: The file of answers, in JSON lines.
         prompts: The prompts.
-        answer: Called with the number of answers in the file; yields the remaining answers in batches.
+        sample_remaining: Called with the number of answers in the file; yields the remaining answers in batches.
 
     Raises:
         ZooError: The file has answers to other prompts.
@@ -138,7 +138,7 @@ def resume_answers(
         raise ZooError(f"{path} has answers to other prompts: remove it, or write another file.")
     answers = [(row["answer"], row["ended"]) for row in rows]
     if len(answers) < len(prompts):
-        for batch in answer(len(answers)):
+        for batch in sample_remaining(len(answers)):
             with path.open("a", encoding="utf-8") as file:
                 for prompt, (text, ended) in zip(prompts[len(answers) :], batch, strict=False):
                     row = {"prompt": prompt, "answer": text, "ended": ended}

@@ -214,7 +214,7 @@ def training_and_held_out_rows(
         `training_rows` returns.
     """
     data_args = context.settings(stage).data
-    train, left_out = training_rows(context, stage, source)
+    train, dropped_counts = training_rows(context, stage, source)
     held_out = None
     if data_args.held_out_share is not None and stage == "ppo":
         test, held_out, train = _split_ppo_rows(context, train)
@@ -230,7 +230,7 @@ def training_and_held_out_rows(
     elif data_args.dataset_test_split is not None:
         held_out = stage_rows(context, stage, source, data_args.dataset_test_split)
     held_out = None if held_out is None else drop_question_column(held_out)
-    return train if keep_questions else drop_question_column(train), held_out, left_out
+    return train if keep_questions else drop_question_column(train), held_out, dropped_counts
 
 
 def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
@@ -289,11 +289,11 @@ def evaluation_location(context: RunContext, part: str = "test") -> dict[str, An
         {config, split, held_out_share}. The share is None if the split is not the training split.
     """
     data_args = context.settings("ppo").data
-    split, share = evaluated_split(context.shared, data_args, part)
+    split, share = evaluation_split(context.shared, data_args, part)
     return {"config": data_args.dataset_config, "split": split, "held_out_share": share}
 
 
-def evaluated_split(shared: RecipeConfig, data_args: Any, part: str = "test") -> tuple[str, float | None]:
+def evaluation_split(shared: RecipeConfig, data_args: Any, part: str = "test") -> tuple[str, float | None]:
     """Returns the split that `evaluation_rows` loads.
 
     Args:
@@ -346,7 +346,7 @@ def _load_for_judge(
 
 
 def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """Returns the keys under `evaluation.own_pairs`. If `dataset_name` is next to recipe.yaml, it becomes that path.
+    """Returns the keys under `evaluation.own_pairs`, with the path of a `dataset_name` that is next to recipe.yaml.
 
     Args:
         recipe: The recipe.

@@ -75,9 +75,9 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
     """
     if name != "classifier" or "reward" not in context.recipe.stages:
         return name == SAME_LABELS
-    pairs = context.settings("reward").data
+    reward_data = context.settings("reward").data
     labeled_data = evaluation_settings(context).labeled_arguments
-    if pairs.simulated_pairs is not None or pairs.dataset_name != labeled_data.dataset_name:
+    if reward_data.simulated_pairs is not None or reward_data.dataset_name != labeled_data.dataset_name:
         return False
     corpus = context.shared.corpus if labeled_data.dataset_name is None else None
     return corpus is None or not getattr(load_object(corpus, group=CORPORA), "judge_has_other_labels", False)

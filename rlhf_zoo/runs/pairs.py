@@ -26,8 +26,9 @@ PAIR_COLUMNS = ["prompt", "chosen", "rejected"]
 #: Names that a configuration with pairs may have: this package's name, and the Hub's default.
 PAIR_CONFIGURATIONS = ("preferences", "default")
 #: Keys of PPO that `sampler_arguments` reads.
-_SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *STOP_KEYS)
+_SAMPLER_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *STOP_KEYS)
 _SIMULATION_KEYS = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
+#: Share of the prompts to hold out of pairs without a test split, if the recipe sets none.
 HELD_OUT_SHARE = 0.1
 
 
@@ -126,11 +127,11 @@ def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
         )
     arguments = sampler_arguments(context)
     sampling = {"response_length": arguments["max_new_tokens"], "temperature": arguments["temperature"]}
-    # These keys go into the recipe, where reproducing the model finds them, and PPO's other flags concern PPO alone.
+    # Sampling flags move into the recipe, so that the model can be reproduced. PPO's other flags do not affect it.
     ppo_flags = flags.pop("ppo", {})
     if "ppo" in context.recipe.stages:
         trainer = context.settings("ppo").trainer
-        sampling |= {key: getattr(trainer, key) for key in _SAMPLING_KEYS if key in ppo_flags}
+        sampling |= {key: getattr(trainer, key) for key in _SAMPLER_KEYS if key in ppo_flags}
     return replace(context, recipe=recipe_on_pairs(context.recipe, pairs, sampling=sampling), flags=flags)
 
 
@@ -153,21 +154,21 @@ def find_named_pairs(context: RunContext) -> NamedPairs | None:
     name, revision = flags.get("dataset_name"), flags.get("dataset_revision")
     if name is None or not (Path(name).is_dir() or hub_id(name)):
         return None
-    data_run = context.record("data").read()
-    if data_run.get("status") == "finished" and data_run.get("resolved", {}).get("dataset_name") == name:
+    data_document = context.record("data").read()
+    if data_document.get("status") == "finished" and data_document.get("resolved", {}).get("dataset_name") == name:
         return None  # the recipe's corpus reads this data set, so it is not a set of pairs
-    document = {} if context.restart else context.record("reward").read()
-    recorded_settings = document.get("resolved", {})
+    reward_document = {} if context.restart else context.record("reward").read()
+    recorded_settings = reward_document.get("resolved", {})
     recorded_recipe = recorded_settings.get("recipe", {})
     configuration = recorded_settings.get("dataset_config")
     # `recipe_on_pairs` gives PPO the configuration of the pairs, which the recipe's own PPO does not read.
     ppo_configuration = recorded_settings.get("ppo", {}).get("dataset_config")
-    trained_on_pairs = configuration is not None and configuration == ppo_configuration
-    trained_on_pairs &= configuration != _prompts_configuration(context)
-    if trained_on_pairs and recorded_recipe.get("dataset_name") == name:
+    is_pairs_run = configuration == ppo_configuration and configuration not in (None, _prompts_configuration(context))
+    if is_pairs_run and recorded_recipe.get("dataset_name") == name:
         commit, test_split = recorded_recipe["dataset_revision"], recorded_settings["dataset_test_split"]
         if revision in (None, commit):
-            return NamedPairs(name, commit, configuration, test_split, (document.get("dataset") or {}).get("hub"))
+            hub_label = (reward_document.get("dataset") or {}).get("hub")
+            return NamedPairs(name, commit, configuration, test_split, hub_label)
     return _find_pairs(context, name, revision)
 
 

@@ -95,9 +95,9 @@ def is_repository_name(name: str) -> bool:
 
 def shipped_folder() -> Path:
     """Returns the folder of the recipes that come with the package."""
-    package = Path(__file__).parents[1]
-    in_wheel = package / "_recipes"
-    return in_wheel if in_wheel.is_dir() else package.parent / "recipes"
+    package_folder = Path(__file__).parents[1]
+    wheel_folder = package_folder / "_recipes"
+    return wheel_folder if wheel_folder.is_dir() else package_folder.parent / "recipes"
 
 
 def list_recipes() -> list[str]:
@@ -150,9 +150,9 @@ def _find_registered(name: str) -> tuple[Path, dict[str, str]]:
             f"{' and '.join(sorted(dist_names.values()))}: uninstall one of them, or pass the recipe's folder."
         )
     [(location, dist)] = dists.items()
-    package, *subfolders = location.split(".")
+    import_name, *subfolders = location.split(".")
     try:
-        spec = importlib.util.find_spec(package)  # for a top-level name, find_spec imports nothing
+        spec = importlib.util.find_spec(import_name)  # for a top-level name, find_spec imports nothing
     except (ImportError, ValueError):
         spec = None
     package_folders = spec.submodule_search_locations if spec is not None else None

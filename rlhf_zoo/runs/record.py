@@ -376,14 +376,14 @@ class StageRecord:
         Returns:
             The deleted paths.
         """
-        checkpoints = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
-        for path in checkpoints:
+        incomplete_checkpoints = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
+        for path in incomplete_checkpoints:
             shutil.rmtree(path)
         with _WRITE_LOCK:  # otherwise the temporary file of another thread's write would count as a leftover
-            temporary = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
-            for path in temporary:
+            leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
+            for path in leftovers:
                 path.unlink()
-        return checkpoints + temporary
+        return incomplete_checkpoints + leftovers
 
     def clear(self) -> None:
         """Deletes the record for --restart: checkpoints, card, metrics.jsonl, then run.json. Other files stay.

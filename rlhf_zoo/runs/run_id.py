@@ -35,13 +35,13 @@ def run_id(directory: Path) -> str:
             if int(match[2]) == path.stat().st_ino:
                 return match[1]
         directory.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=directory, prefix=f".{RUN_ID}.", suffix=".tmp")
+        descriptor, temporary_path = tempfile.mkstemp(dir=directory, prefix=f".{RUN_ID}.", suffix=".tmp")
         new_id = uuid.uuid4().hex
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(f"{new_id} {os.fstat(file.fileno()).st_ino}\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary_path, path)
     except (OSError, ValueError) as error:
         problem = getattr(error, "strerror", None) or error
         raise ZooError(

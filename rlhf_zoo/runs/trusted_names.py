@@ -33,10 +33,8 @@ OWN_OBJECTS: Mapping[str, frozenset[str]] = {
             "rlhf_zoo.runs.corpora.tiny_sums:anywhere",
             "rlhf_zoo.runs.corpora.tiny_sums:shows_work",
             *(f"rlhf_zoo.rewards.instructions:{name}" for name in ("instructions_followed", "InstructionsFollowed")),
-            *(
-                f"rlhf_zoo.rewards.prose:{name}"
-                for name in ("grammar", "refuses", "vader", "Grammar", "Refuses", "Vader")
-            ),
+            *(f"rlhf_zoo.rewards.prose:{name}" for name in ("grammar", "refuses", "vader")),
+            *(f"rlhf_zoo.rewards.prose:{name}" for name in ("Grammar", "Refuses", "Vader")),
             *(f"{_VERIFIABLE}:{name}" for name in ("exact_match", "length", "numeric_match", "repetition")),
             *(f"{_VERIFIABLE}:{name}" for name in ("ExactMatch", "FormatMatch", "Length", "NumericMatch")),
             *(f"{_VERIFIABLE}:{name}" for name in ("Repetition", "SoftOverlong")),
@@ -46,20 +44,10 @@ OWN_OBJECTS: Mapping[str, frozenset[str]] = {
 }
 #: Entry points of this package whose settings are harmless. `relevance` is not among them, because its setting `model`
 #: may name any folder or repository; a download may use it only with its default settings.
-OWN_ENTRIES = frozenset(
-    (
-        "exact_match",
-        "format_match",
-        "grammar",
-        "instructions_followed",
-        "length",
-        "numeric_match",
-        "refuses",
-        "repetition",
-        "soft_overlong",
-        "vader",
-    )
-)
+OWN_ENTRIES = frozenset((
+    "exact_match", "format_match", "grammar", "instructions_followed", "length", "numeric_match", "refuses",
+    "repetition", "soft_overlong", "vader",
+))  # fmt: skip
 
 
 def may_import(name: str, group: str) -> bool:

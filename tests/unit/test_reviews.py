@@ -10,7 +10,7 @@ from test_product_remarks import write
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.corpora.reviews import NLTK, PAIRS, REVIEWS, SNIPPETS, SPLITS, prepare
+from rlhf_zoo.runs.corpora.reviews import NLTK, PAIR_COUNTS, REVIEWS, SNIPPETS, SPLITS, prepare
 from rlhf_zoo.runs.judge import shares_reward_labels
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -131,7 +131,7 @@ def test_real_corpora_have_documented_sizes(real_data: Path) -> None:
     sizes = {name: {split: len(part) for split, part in splits.items()} for name, splits in data.items()}
     assert sizes == {
         "lines": {"train": 949, "validation": 73, "test": 133},
-        "preferences": PAIRS,
+        "preferences": PAIR_COUNTS,
         "judge": {"train": 841},
     }, "as the recipe's README has it"
     for pair in data["preferences"]["train"]:

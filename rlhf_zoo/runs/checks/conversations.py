@@ -12,7 +12,7 @@ from ...modeling.template_words import check_keeps_words, check_template, is_pla
 from ..context import RunContext
 from ..data.layout import has_conversations
 from ..data.sources import DataSource
-from ..dataset import evaluated_split, stage_rows
+from ..dataset import evaluation_split, stage_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -79,7 +79,7 @@ def _split_names(context: RunContext, stage: str) -> list[str]:
     data = context.settings(stage).data
     names = [data.dataset_train_split, data.dataset_test_split, getattr(data, "dataset_validation_split", None)]
     if stage == "ppo":
-        names += [evaluated_split(context.shared, data, part)[0] for part in ("test", "validation")]
+        names += [evaluation_split(context.shared, data, part)[0] for part in ("test", "validation")]
     return list(dict.fromkeys(name for name in names if name is not None))
 
 

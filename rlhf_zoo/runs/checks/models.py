@@ -93,7 +93,7 @@ def named_models(
         ZooError: A model cannot be loaded, or a reward model is a GGUF file.
     """
     models = {}
-    for role, (key, name, revision) in _untrained_models(stages).items():
+    for role, (key, name, revision) in _external_models(stages).items():
         if role in REWARD_ROLES:
             check_no_gguf(name, key=key)
         try:
@@ -105,8 +105,8 @@ def named_models(
     return models
 
 
-def _untrained_models(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
-    """Returns {role: (key, name, revision)} of the models that no stage of the recipe produces."""
+def _external_models(stages: Mapping[str, StageSettings]) -> dict[str, tuple[str, str, str | None]]:
+    """Returns {role: (key, name, revision)} of the models named by stages that no stage produces."""
     models: dict[str, tuple[str, str, str | None]] = {}
     if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
         model = stages["sft"].model
@@ -134,7 +134,7 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
         shared: The recipe's keys in recipe.yaml.
         stages: Stage -> settings.
     """
-    models = [name for _, name, _ in _untrained_models(stages).values()]
+    models = [name for _, name, _ in _external_models(stages).values()]
     data: list[Any] = [shared, shared.evaluation.labeled_arguments, *(settings.data for settings in stages.values())]
     if (pairs_keys := own_pairs_keys(recipe, shared)) is not None:
         data.append(pairs_keys)
@@ -191,10 +191,10 @@ def _check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> N
 
     A tokenizer must not pad with EOS, nor have more tokens than its model has embeddings.
     """
-    pads = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
+    pad_tokens = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
     if ppo.model.model_name_or_path not in (None, *STAGES):  # the SFT stage sets the PAD of its own policy
-        pads["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
-    for role, (pad_token, key) in pads.items():
+        pad_tokens["policy"] = ppo.data.pad_token, "pad_token of the stage ppo"
+    for role, (pad_token, key) in pad_tokens.items():
         model = models.get(role)
         if model is None or model.folder is None:
             continue

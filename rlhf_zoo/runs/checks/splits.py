@@ -14,7 +14,7 @@ from ..data.columns import keep_rows_above, row_value
 from ..data.layout import Form, convert_rows, has_conversations
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
-from ..dataset import FORMS, evaluated_split, text_column_of
+from ..dataset import FORMS, evaluation_split, text_column_of
 from ..settings.evaluation import LabeledArguments
 from ..settings.parse import RecipeConfig, StageSettings
 
@@ -46,7 +46,7 @@ def check_forms(
             if getattr(data, split, None) is not None:
                 loader.rows(data, getattr(data, split), FORMS[stage], subject=label, text_column=text_column)
         if stage == "ppo":
-            loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
+            loader.rows(data, evaluation_split(shared, data)[0], "prompts", subject="the evaluation")
         if rows is not None and shared.chat != ChatSettings() and not has_conversations(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {label} has plain texts, but "
@@ -133,8 +133,8 @@ class _RowLoader:
         if (rows := self._rows_by_split[key]) is None:
             return None
         is_whole_split = self._loads_whole(name)
-        part = f", split {split}," if is_whole_split else ""
-        label = f"The data set {name}{part} of {subject}"
+        split_text = f", split {split}," if is_whole_split else ""
+        label = f"The data set {name}{split_text} of {subject}"
         if is_whole_split:
             rows = keep_rows_above(rows, data.keep_above, subject=label)
         else:  # `keep_above` may drop the first row of a data set that the stage can read

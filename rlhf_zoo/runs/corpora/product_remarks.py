@@ -69,13 +69,13 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
         ZooError: The source cannot be read, or lacks a split or a column.
     """
     remarks = read_lower_case_remarks(source)
-    open_splits = {split: remarks[split] for split in ("train", "validation", "test")}
+    other_remarks = {split: remarks[split] for split in ("train", "validation", "test")}
     return {
-        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in open_splits.items()},
-        "prompts": _prompts(open_splits, seed=seed),
+        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in other_remarks.items()},
+        "prompts": _prompts(other_remarks, seed=seed),
         "preferences": {
-            "train": _pairs(open_splits["train"], f"train pairs {seed}", limit=train_pairs, matched_only=False),
-            "test": _pairs(open_splits["test"], "test pairs", limit=None, matched_only=True),
+            "train": _pairs(other_remarks["train"], f"train pairs {seed}", limit=train_pairs, matched_only=False),
+            "test": _pairs(other_remarks["test"], "test pairs", limit=None, matched_only=True),
         },
         "judge": {"train": [{"text": remark.text, "label": remark.label} for remark in remarks["judge"]]},
     }

@@ -20,7 +20,7 @@ REVIEWS, SNIPPETS = "movie_reviews", "rt_polarity"
 #: Folder -> name of the corpus in NLTK.
 NLTK = {REVIEWS: "movie_reviews", SNIPPETS: "sentence_polarity"}
 #: Number of pairs that train the reward model, and that test it and the judges.
-PAIRS = {"train": 1500, "test": 300}
+PAIR_COUNTS = {"train": 1500, "test": 300}
 
 #: Number of a review's first words that are a prompt, as `columns` in recipes/smollm2-reviews/ppo.yaml has it.
 PROMPT_WORDS = 8
@@ -66,7 +66,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlap.rows]
     return {
         "lines": lines,
-        "preferences": {split: _pairs(snippets[split], limit) for split, limit in PAIRS.items()},
+        "preferences": {split: _pairs(snippets[split], limit) for split, limit in PAIR_COUNTS.items()},
         "judge": {"train": reviews["judge"]},
     }
 

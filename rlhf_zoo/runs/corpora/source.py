@@ -98,7 +98,8 @@ def split_by_hash(items: Mapping[str, _Item], *, subject: str) -> dict[str, list
     bounds = [*itertools.accumulate([*SHARES.values()][:-1]), 1.0]
     for text, item in items.items():
         position = unit_hash(text)
-        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(item)
+        split = next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)
+        splits[split].append(item)
     for split, rows in splits.items():
         if not rows:
             raise ZooError(f"{subject} is too small: no text falls into the split {split}; use the full corpus.")

@@ -20,7 +20,7 @@ from typing import Any
 from ...errors import ZooError
 
 MARKER = "#"
-GUESSES = 8
+GUESS_COUNT = 8
 _WORKED = re.compile(rf"(\d\+\d\+\d=\d\d )+{MARKER}\d+")
 
 Rows = list[dict[str, str]]
@@ -166,5 +166,5 @@ def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float, off
 
 def _guesses(correct: int, rng: random.Random) -> list[int]:
     """Returns numbers ten apart, the correct one never last. Their last digit, which is easy to compute, is correct."""
-    first = correct - 10 * rng.randrange(GUESSES - 1)
-    return [first + 10 * index for index in range(GUESSES)]
+    first = correct - 10 * rng.randrange(GUESS_COUNT - 1)
+    return [first + 10 * index for index in range(GUESS_COUNT)]

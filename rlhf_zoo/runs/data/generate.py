@@ -83,16 +83,16 @@ def complete(
     if pad_id is None or pad_id not in vocabulary:
         pad_id = tokenizer.eos_token_id
     stops = stop_ids(model, tokenizer) if stops is None else stops
-    tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
+    prompt_ids = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     results: dict[int, tuple[Samples, list[str]]] = {}  # number of a batch -> its samples and their texts
     micro_batches = MicroBatches(batch_size)
     bar = Progress(len(prompts), desc, "sample", leave=False)
 
-    def sample_rows(rows: Sequence[int]) -> Samples:
+    def sample_batch(indices: Sequence[int]) -> Samples:
         return sample(
             model,
-            [tokens[row] for row in rows],
-            keys=[keys[row] for row in rows],
+            [prompt_ids[index] for index in indices],
+            keys=[keys[index] for index in indices],
             seed=seed,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -100,20 +100,20 @@ def complete(
             stop_ids=stops,
             pad_id=pad_id,
             vocabulary=vocabulary,
-            # Set the bar instead of adding to it, because rows that do not fit into memory are sampled again.
-            on_finished=lambda count: bar.update(rows[0] + count - bar.n),
+            # Set the bar instead of adding to it, because prompts that do not fit into memory are sampled again.
+            on_finished=lambda count: bar.update(indices[0] + count - bar.n),
         ).to("cpu")
 
     with bar:
         for number, start in enumerate(range(0, len(prompts), batch_size)):
-            batch_rows = range(start, min(start + batch_size, len(prompts)))
+            indices = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
-                batch = Samples.concatenate(list(micro_batches.run(sample_rows, batch_rows)), pad_id)
+                batch = Samples.concatenate(list(micro_batches.run(sample_batch, indices)), pad_id)
                 if truncation is not None:
-                    batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in batch_rows])
-                batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
+                    batch = truncation(batch, tokenizer, seed=seed, keys=[keys[index] for index in indices])
+                batch_prompts, batch_ids = prompts[start : indices.stop], prompt_ids[start : indices.stop]
                 completion_ids = batch.completion_id_lists()
-                results[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, completion_ids)
-            bar.update(batch_rows.stop - bar.n)
+                results[number] = batch, decode_completions(tokenizer, batch_prompts, batch_ids, completion_ids)
+            bar.update(indices.stop - bar.n)
     batches = distributed.gather_in_order(results)
     return SampledCompletions([batch for batch, _ in batches], [text for _, texts in batches for text in texts])

@@ -92,16 +92,15 @@ def drop_rows_with_prompts(
 
 
 def _digests(rows: Dataset) -> list[str]:
-    """Returns the sha256 of each row's prompt; rows with one prompt in different forms get the same digest."""
-    # Rows with the same question get the smallest of their digests, so that all of them are in one part.
-    smallest: dict[str, str] = {}
+    """Returns a sha256 for each row: that of its prompt or, of rows with the same question, the smallest of theirs."""
+    smallest_digests: dict[str, str] = {}
     keys = []
     for row in rows:
         digest = _digest(_prompt_of(row))
         key = question_text(row) or digest
-        smallest[key] = min(digest, smallest.get(key, digest))
+        smallest_digests[key] = min(digest, smallest_digests.get(key, digest))
         keys.append(key)
-    return [smallest[key] for key in keys]
+    return [smallest_digests[key] for key in keys]
 
 
 def _prompt_of(row: Mapping[str, Any]) -> Any:

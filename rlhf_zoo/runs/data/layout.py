@@ -171,11 +171,11 @@ def convert_rows(
     check_values(rows, form, text_column=text_column, subject=subject_within_sentence)
     changed_columns = align_answers(rows[0]).keys() if form in ("pairs", "texts") else ()
     if changed_columns:
-        odd_index = next((i for i, row in enumerate(rows) if align_answers(row).keys() != changed_columns), None)
-        if odd_index is not None:
+        mismatch_index = next((i for i, row in enumerate(rows) if align_answers(row).keys() != changed_columns), None)
+        if mismatch_index is not None:
             raise ZooError(
-                f"Row {odd_index} of {subject_within_sentence} has its prompt and answers in a different form from row "
-                "0: write all rows as texts, or all as conversations."
+                f"Row {mismatch_index} of {subject_within_sentence} has its prompt and answers in a different form "
+                "from row 0: write all rows as texts, or all as conversations."
             )
         rows = _map_rows(rows, align_answers)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
@@ -292,22 +292,24 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
         ZooError: Two conversations have different first turns.
     """
     chosen, rejected = row["chosen"], row["rejected"]
-    shorter = min(len(chosen), len(rejected))
-    common = next((index for index in range(shorter) if chosen[index] != rejected[index]), shorter)
+    shorter_length = min(len(chosen), len(rejected))
+    differing_indices = (index for index in range(shorter_length) if chosen[index] != rejected[index])
+    prompt_length = next(differing_indices, shorter_length)
     if isinstance(chosen, str):
-        marker, space = chosen[:common].rfind(_ANSWER), _last_white_space(chosen[:common])
-        if marker >= 0:
-            common = marker + len(_ANSWER)
+        answer_index = chosen[:prompt_length].rfind(_ANSWER)
+        space_index = _last_white_space(chosen[:prompt_length])
+        if answer_index >= 0:
+            prompt_length = answer_index + len(_ANSWER)
         else:  # as in tokenizers, a newline belongs to the prompt, and a space to the answer's first word
-            common = space if space >= 0 and chosen[space] == " " else space + 1
+            prompt_length = space_index if space_index >= 0 and chosen[space_index] == " " else space_index + 1
     else:
-        common = min(common, shorter - 1)
-        if common == 0:
+        prompt_length = min(prompt_length, shorter_length - 1)
+        if prompt_length == 0:
             raise ZooError(
                 "A pair of conversations starts with two different turns, so it has no prompt: add a column 'prompt', "
                 "or correct the row."
             )
-    return {"prompt": chosen[:common], "chosen": chosen[common:], "rejected": rejected[common:]}
+    return {"prompt": chosen[:prompt_length], "chosen": chosen[prompt_length:], "rejected": rejected[prompt_length:]}
 
 
 def _last_white_space(text: str) -> int:
@@ -342,13 +344,13 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 def _sft_columns(rows: Dataset, text_column: str) -> Dataset:
     """Keeps only the columns that SFT reads, because trl might read other columns instead."""
     names = set(rows.column_names)
-    marker_columns = [QUESTION] if QUESTION in names else []
+    question_columns = [QUESTION] if QUESTION in names else []
     if "messages" in names:
-        return rows.select_columns(["messages", *marker_columns])
+        return rows.select_columns(["messages", *question_columns])
     if {"prompt", "completion"} <= names:
-        rows = rows.select_columns(["prompt", "completion", *marker_columns])
+        rows = rows.select_columns(["prompt", "completion", *question_columns])
         return _map_rows(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
-    return rows.select_columns([text_column, *marker_columns])
+    return rows.select_columns([text_column, *question_columns])
 
 
 def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
         ZooError: Neither the Hub nor its source Hub has it. Without a source Hub, `DataSource.load` raises this later.
     """
     request_digest = fingerprint({"repo": name, "commit": revision})
-    origin, outage = hub, None
+    serving_hub, outage = hub, None
     lineage: Mapping[str, Any]
     if Path(name).exists():
         # A local file or folder has no public name, so a digest of its files identifies it.
@@ -265,13 +265,13 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
     elif recorded is not None and recorded.get("fingerprint") == request_digest:
         lineage = recorded
         if hub.source_hub is not None and lineage.get("hub") == hub.source_hub.label:
-            origin = hub.source_hub
+            serving_hub = hub.source_hub
     else:
-        origin, lineage, outage = _look_up(name, revision, hub)
+        serving_hub, lineage, outage = _look_up(name, revision, hub)
     if outage is not None:
-        origin = replace(origin, offline=True)  # otherwise `datasets` retries for half a minute
+        serving_hub = replace(serving_hub, offline=True)  # otherwise `datasets` retries for half a minute
     return DataSource(
-        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, origin, outage
+        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, serving_hub, outage
     )
 
 
@@ -294,7 +294,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
             return lineage
 
     try:
-        origin, lineage = try_hub_then_source(name, hub, query)
+        serving_hub, lineage = try_hub_then_source(name, hub, query)
     except ZooError as error:
         if len(queried_hubs) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
@@ -302,7 +302,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
         log.info("The data set %s could not be looked up: %s", name, error)
         outage = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
         return queried_hubs[-1], {"repo": name, "commit": revision}, outage
-    return origin, lineage | hub_lineage(origin, hub), None
+    return serving_hub, lineage | hub_lineage(serving_hub, hub), None
 
 
 def _read_benchmark(path: Path) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path = options.folder / "train.jsonl"
     options.folder.mkdir(parents=True, exist_ok=True)
     with connect(choose_hub(options.hub, push_to_hub=False)) as hub:
-        settings = {"temperature": TEMPERATURE, "tokens": TOKENS, "batch": BATCH, "bf16": options.bf16}
+        settings = {"temperature": TEMPERATURE, "max_tokens": TOKENS, "batch_size": BATCH, "bf16": options.bf16}
         resume_answers(
             path, prompts, lambda answered: sample_answers(options.model, hub, prompts, answered, **settings)
         )

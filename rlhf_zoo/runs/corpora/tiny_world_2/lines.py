@@ -38,7 +38,7 @@ class Writer:
     def __init__(self, rng: random.Random):
         self.rng = rng
         self.product = rng.choice(sorted(PRODUCTS))
-        self.used: set[str] = set()
+        self.used_phrases: set[str] = set()
         self.turn_to(rng.choice(PRODUCTS[self.product]))
         self.text = rng.choice(subjects(self.product, self.aspect.name))
 
@@ -64,8 +64,8 @@ class Writer:
         Args:
             phrases: The phrases to draw from.
         """
-        phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.used] or list(phrases))
-        self.used.add(phrase)
+        phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.used_phrases] or list(phrases))
+        self.used_phrases.add(phrase)
         return self.rng.choice(spellings(phrase))
 
     def detail(self, polarity: int) -> None:
@@ -232,8 +232,8 @@ def _distinct_lines(count: int, rng: random.Random) -> list[str]:
     return list(lines)
 
 
-_HELD_OUT_PAIRS = {"test": 10, "validation": 20}
-"""Pairs of product and aspect whose openings are held out. A verdict needs 20 validation prompts of different pairs."""
+_HELD_OUT_PAIR_COUNTS = {"test": 10, "validation": 20}
+"""Number of pairs of product and aspect to hold out. A verdict needs 20 validation prompts of different pairs."""
 
 
 def _openings(rng: random.Random) -> dict[str, Rows]:
@@ -244,12 +244,12 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
     """
     pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
     rng.shuffle(pairs)
-    train_pairs = pairs[sum(_HELD_OUT_PAIRS.values()) :]
+    train_pairs = pairs[sum(_HELD_OUT_PAIR_COUNTS.values()) :]
     train = [prompt for product, aspect in train_pairs for prompt in subjects(product, aspect)]
     rng.shuffle(train)
     prompts = {"train": train}
     start = 0
-    for split, count in _HELD_OUT_PAIRS.items():
+    for split, count in _HELD_OUT_PAIR_COUNTS.items():
         prompts_by_pair = [subjects(product, aspect) for product, aspect in pairs[start : start + count]]
         for pair_prompts in prompts_by_pair:
             rng.shuffle(pair_prompts)
