@@ -109,8 +109,8 @@ class FixedLayer(StaticLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         def write_column(buffer: Tensor, states: Tensor) -> Tensor:
-            computed = buffer[: self.shape.rows, :, : self.shape.columns]
-            return computed.index_copy_(2, self.shape.column.view(1), states.to(buffer.dtype))
+            computed_part = buffer[: self.shape.rows, :, : self.shape.columns]
+            return computed_part.index_copy_(2, self.shape.column.view(1), states.to(buffer.dtype))
 
         return write_column(self.keys, key_states), write_column(self.values, value_states)
 
