@@ -384,7 +384,8 @@ def _check_bounds(events: Any) -> None:
     import yaml
 
     sizes: dict[str | None, tuple[int, int]] = {}  # anchor -> (values, characters) of its node
-    open_nodes: list[list[Any]] = [[None, 0, 0]]  # [anchor, values, characters] of every open collection
+    # [anchor, values, characters] of the document, then of every open collection.
+    open_nodes: list[list[Any]] = [[None, 0, 0]]
     long_numbers = 0
 
     def close(anchor: str | None, size: tuple[int, int], event: Any) -> None:

@@ -128,13 +128,13 @@ def _step_reason(facts: StageFacts, trajectory: Mapping[str, Any]) -> str:
     sentence = f"{reason[:1].upper()}{reason[1:]}"
     if step != recommended_step:
         return f"{sentence}{_judge_means(step, trajectory)}."
-    last, step_verdict = trajectory["checkpoints"][-1]["step"], trajectory.get("at_recommended")
-    if last == step or not step_verdict:
+    last_step, step_verdict = trajectory["checkpoints"][-1]["step"], trajectory.get("at_recommended")
+    if last_step == step or not step_verdict:
         return f"{sentence}."
     if step_verdict["verdict"] == trajectory["verdict"]:
-        return f"Step {last}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
+        return f"Step {last_step}, the last, is *{escape(trajectory['verdict'])}* too, but {reason}."
     last_verdict = escape(trajectory["verdict"].partition(" (")[0])
-    return f"{sentence}. Training went on to step {last}, where the verdict is *{last_verdict}*."
+    return f"{sentence}. Training went on to step {last_step}, where the verdict is *{last_verdict}*."
 
 
 def _judge_means(step: int | None, trajectory: Mapping[str, Any]) -> str:
@@ -341,8 +341,8 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         ),
         *_judge_rows(facts),
     ]
-    cells = [tuple(Raw(cell) for cell in row) for row in rows]
-    return {"rows": cells, "note": Raw(" ".join(_notes(facts))) if is_finite(facts.evaluation.get("n")) else ""}
+    raw_rows = [tuple(Raw(cell) for cell in row) for row in rows]
+    return {"rows": raw_rows, "note": Raw(" ".join(_notes(facts))) if is_finite(facts.evaluation.get("n")) else ""}
 
 
 def _notes(facts: StageFacts) -> Iterator[str]:

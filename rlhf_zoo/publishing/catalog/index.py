@@ -337,12 +337,12 @@ def _damage_notes(namespace: str, hub: Hub) -> dict[str, str]:
 
     if hub.address == HF_URL:
         return {}
-    answer = get_session().get(
+    response = get_session().get(
         f"{hub.address}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers(token=hub.token)
     )
     try:
-        hf_raise_for_status(answer)
-        items = answer.json()
+        hf_raise_for_status(response)
+        items = response.json()
     except (HfHubHTTPError, ValueError):  # not an embedded Hub, so it lacks this endpoint; or there is no token
         return {}
     notes = {}
