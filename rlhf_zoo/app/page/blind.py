@@ -296,12 +296,8 @@ def build_blind_tab(
             **no_queue,
         )
         if tally is not None:
-            vote_event.then(
-                _vote_figures_handler(tally, initial_policy),
-                outputs=[tab.vote_figures_view],
-                concurrency_limit=None,
-                **PAGE_EVENT,
-            )
+            show_figures = _vote_figures_handler(tally, initial_policy)
+            vote_event.then(show_figures, outputs=[tab.vote_figures_view], concurrency_limit=None, **PAGE_EVENT)
     if tally is not None:  # without triggers, the function runs when the page loads
         gr.on(
             None,

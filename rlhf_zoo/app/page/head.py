@@ -49,15 +49,15 @@ def link_preview(lineage: Lineage) -> tuple[str, str]:
 
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
     """Yields (key, HTML) for the verdict, and for the recommended step, win rate and KL if the card has them."""
-    step_verdict = get_nested(card, "evaluation", "over_training")
-    recommended_verdict = get_nested(step_verdict, "at_recommended")
-    if card.step is not None and int_or_none(get_nested(recommended_verdict, "step")) == card.step:
-        step_verdict = recommended_verdict  # as on the card, the verdict is on the compared step, not on the last step
-    verdict = one_line(get_nested(step_verdict, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
+    report = get_nested(card, "evaluation", "over_training")
+    recommended_report = get_nested(report, "at_recommended")
+    if card.step is not None and int_or_none(get_nested(recommended_report, "step")) == card.step:
+        report = recommended_report  # as on the card, the verdict is on the compared step, not on the last step
+    verdict = one_line(get_nested(report, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
     else:
-        verdict_step = int_or_none(get_nested(step_verdict, "step"))
+        verdict_step = int_or_none(get_nested(report, "step"))
         is_other_step = verdict_step is not None and card.step is not None and verdict_step != card.step
         at_step = f" at step {verdict_step}" if is_other_step else ""
         yield "verdict", f"<b>Verdict{at_step}: {escape_text(verdict)}</b>"

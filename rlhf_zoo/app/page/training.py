@@ -254,7 +254,8 @@ def curves_html(run: TimelineRun, step: int, initial_policy: str = "SFT") -> str
     # The evaluation's figures come first, because metrics logged in training come from the few prompts of a rollout and
     # can contradict the recommended step.
     is_evaluated = _is_evaluated(run)
-    series = (_evaluated_series if is_evaluated else _logged_series)(points, f"KL to {initial_policy}")
+    make_series = _evaluated_series if is_evaluated else _logged_series
+    series = make_series(points, f"KL to {initial_policy}")
     labels = {point.step: ", ".join(point.marks) for point in points if point.marks}
     charts = _draw_for_each_screen(partial(draw_step_curves, run.steps, series, selected=step, labels=labels))
     bars = " · bars: 95% intervals" if is_evaluated else ""

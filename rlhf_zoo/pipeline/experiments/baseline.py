@@ -100,16 +100,16 @@ class FinishedRun:
             Name -> (P,) scores by each other rule and, if the headline judge checks answers, figures that combine all
             answers to a prompt.
         """
-        _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
+        per_prompt = self.samples_per_prompt
+        _, prompts, columns = repeat_prompts(self.rows, per_prompt)
         figures: dict[str, Floats] = {}
         for judge in self._evaluator.panel.scoring_judges:
             if isinstance(judge, RuleJudge) and judge.name != self.judge_name:
                 scores = score_completions(judge, prompts, completions, columns)
-                figures[judge.name] = average_by_prompt(scores, self.samples_per_prompt)
+                figures[judge.name] = average_by_prompt(scores, per_prompt)
             elif isinstance(judge, RuleJudge) and is_answer_checker(judge):
-                figures |= check_answers(
-                    judge, prompts, completions, columns, samples_per_prompt=self.samples_per_prompt
-                ).joint_figures()
+                checks = check_answers(judge, prompts, completions, columns, samples_per_prompt=per_prompt)
+                figures |= checks.joint_figures()
         return figures
 
     @cached_property

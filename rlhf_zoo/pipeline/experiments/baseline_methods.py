@@ -133,7 +133,7 @@ def _train_and_measure(
     folder = run.folder / method / name
     if restart:
         StageRecord(folder / "sft").clear()
-    elif beta is None:
+    elif beta is None:  # DPO and RLOO keep no policy that could be measured again
         _mark_for_new_measurement(StageRecord(folder), settings)
     with open_part(run.context, folder, settings, stage=FOLDER, restart=restart) as record:
         if record is None:

@@ -70,6 +70,7 @@ def run_with_seed(context: RunContext, seed: int) -> RunContext:
         seed: The seed of the new reward model.
     """
     keys: dict[str, Any] = {"seed": seed}
+    # All models must learn from the same pairs.
     flags, settings, pairs = context.flags, context.settings("reward"), find_named_pairs(context)
     if pairs is not None and pairs.commit is not None:
         flags = with_keys(flags, "recipe", {"dataset_revision": pairs.commit})

@@ -178,13 +178,12 @@ def _judge_gain(run: RunContext, previous: RunContext) -> Estimate:
     Both rounds sample the same test prompts with the same random streams, so samples are paired. The interval is a
     bootstrap over groups of prompts.
     """
-    scores, previous_scores = (
-        {
-            (str(row["prompt"]), row["sample"]): row["ppo"]["judge"]
-            for row in read_json_lines(context.record("eval").path / "samples.jsonl")
-        }
-        for context in (run, previous)
-    )
+
+    def read_scores(context: RunContext) -> dict[tuple[str, int], float]:
+        samples = read_json_lines(context.record("eval").path / "samples.jsonl")
+        return {(str(sample["prompt"]), sample["sample"]): sample["ppo"]["judge"] for sample in samples}
+
+    scores, previous_scores = read_scores(run), read_scores(previous)
     shared_keys = [key for key in scores if key in previous_scores]
     groups = group_other_prompts([prompt for prompt, _ in shared_keys], run.shared.evaluation.group)
     return bootstrap_mean([scores[key] - previous_scores[key] for key in shared_keys], groups, seed=run.shared.seed)

@@ -1,4 +1,4 @@
-"""Runs the variants of a run for `sweep` and `ablate`. Ensemble, rounds and baseline use some of these functions.
+"""Runs the variants of a run for `sweep` and `ablate`.
 
 A variant is a run in RUN/FOLDER/NAME that trains some stages with keys of its own, and shares the other stages of RUN.
 Finished variants are not trained again. `--restart` applies only to the variants. After Ctrl-C, the same command
@@ -222,7 +222,7 @@ def run_variants(
     Args:
         run_directory: The run directory.
         variants: The variants, in the order in which they run.
-        open_run: Opens a variant's run and publisher, as a context.
+        open_run: Context manager that yields a variant's run and its publisher.
         console: A rich console.
     """
     outcomes = []
@@ -313,16 +313,14 @@ def read_outcome(variant: Variant, run_directory: Path) -> Outcome:
     document = record.read()
     evaluation = read_json(directory / "eval" / "evaluation.json")
     lines = read_json_lines(directory / "eval" / "samples.jsonl")
-    samples = [line for line in lines if line["sample"] == 0][:SHOWN_PROMPTS]
+    samples = [(line["prompt"], line["ppo"]) for line in lines if line["sample"] == 0]
     return Outcome(
         variant,
         repo=(document.get("repo") or {}).get("id"),
         estimates={name: evaluation["ppo"][name] for name in _METRICS},
         win_rate=evaluation["win_rate"],
         rows=record.metrics(),
-        samples=[
-            (line["prompt"], *(line["ppo"][key] for key in ("completion", "reward", "judge"))) for line in samples
-        ],
+        samples=[(prompt, ppo["completion"], ppo["reward"], ppo["judge"]) for prompt, ppo in samples[:SHOWN_PROMPTS]],
         judgment=_judgment(evaluation.get("over_training") or {}, document["chosen"]["step"]),
     )
 

@@ -93,7 +93,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         check("answers", _check_answers, "keys", "reward functions", "prompts")
         check("batch", lambda *results: (None, check_batch(*results)), "keys", "prompts")
         check("models", lambda *results: _check_models(context), "keys")
-        check("room", lambda *results: _check_room(data_context, *results), "models", "prompts", "batch")
+        check("room", lambda *results: (None, _check_room(data_context, *results[:2])), "models", "prompts", "batch")
         check("evaluation's prompts", lambda *results: _check_evaluation_prompts(data_context), "keys", "prompts")
         check("judges", lambda *results: _check_judges(context, data_context), "keys", "reward functions")
         # The models that PPO starts from.
@@ -188,10 +188,8 @@ def _check_models(context: RunContext) -> tuple[dict[str, NamedModel], str]:
     return models, "; ".join(descriptions) or "all are trained by this run"
 
 
-def _check_room(
-    context: RunContext, models: dict[str, NamedModel], data: dict[str, Any], _batch: None
-) -> tuple[None, str]:
-    return None, check_prompt_lengths(context, models, data["train_dataset"]["prompt"])
+def _check_room(context: RunContext, models: dict[str, NamedModel], data: dict[str, Any]) -> str:
+    return check_prompt_lengths(context, models, data["train_dataset"]["prompt"])
 
 
 def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:

@@ -266,6 +266,7 @@ def _check_keys(published: PublishedCheckpoint, stage_values: Mapping[str, Any])
 
 
 def _check_names(published: PublishedCheckpoint, allowed_names: Sequence[str]) -> None:
+    """Raises ZooError if a download names an object, model or data set that may not be loaded."""
     objects = list(named_objects(published))
     object_names = [name for _, name, _ in objects]
     if unknown_names := [name for name in allowed_names if name not in object_names]:
