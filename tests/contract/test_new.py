@@ -24,7 +24,6 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED
 from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
-from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, choose_batches
 from rlhf_zoo.pipeline.plan.devices import parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB
 from rlhf_zoo.pipeline.plan.plan import make_plan
@@ -360,19 +359,6 @@ def test_new_rejects_unusable_input_and_writes_nothing(words: list[str], message
     with pytest.raises(ZooError, match=re.escape(message)):
         zoo("new", "mine", "--model", "base", *words)
     assert not Path("mine").exists()
-
-
-def test_few_prompts_get_more_passes_and_few_updates_a_warning() -> None:
-    for trained, episodes, reason in (
-        (128, 2560, "40 updates of 64 answers, 20 passes over 128 prompts"),
-        (6400, 6400, "100 updates of 64 answers"),
-        (100_000, 20_000 // 64 * 64, "312 updates of 64 answers"),
-    ):
-        decisions, sizes = Decisions(), {"trained_rows": trained, **choose_batches(trained, 64, MAX_EPISODES)}
-        add_episodes(sizes, decisions)
-        assert decisions.rows == [("total_episodes", str(episodes), reason)]
-    add_episodes({"trained_rows": 128, **choose_batches(128, 64, 128)}, decisions, "two hours")
-    assert decisions.rows[0][2].startswith("2 updates of 64 answers; two hours; TOO FEW UPDATES")
 
 
 def test_new_rejects_folder_that_is_not_empty() -> None:

@@ -15,6 +15,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.new import sizes
 from rlhf_zoo.pipeline.new.recipe import make_recipe, write
 from rlhf_zoo.pipeline.new.request import RecipeRequest
+from rlhf_zoo.pipeline.new.sizes import MAX_EPISODES, Decisions, add_episodes, choose_batches
 
 PAIRS = "trl-lib/tldr-preference"
 
@@ -100,3 +101,16 @@ def test_new_checks_recipe_without_trainers(line: str, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         write(changed, Path("mine"))
     assert not Path("mine").exists()
+
+
+def test_few_prompts_get_more_passes_and_few_updates_a_warning() -> None:
+    for trained, episodes, reason in (
+        (128, 2560, "40 updates of 64 answers, 20 passes over 128 prompts"),
+        (6400, 6400, "100 updates of 64 answers"),
+        (100_000, 20_000 // 64 * 64, "312 updates of 64 answers"),
+    ):
+        decisions, sizes = Decisions(), {"trained_rows": trained, **choose_batches(trained, 64, MAX_EPISODES)}
+        add_episodes(sizes, decisions)
+        assert decisions.rows == [("total_episodes", str(episodes), reason)]
+    add_episodes({"trained_rows": 128, **choose_batches(128, 64, 128)}, decisions, "two hours")
+    assert decisions.rows[0][2].startswith("2 updates of 64 answers; two hours; TOO FEW UPDATES")

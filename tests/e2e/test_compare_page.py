@@ -103,9 +103,6 @@ def shown_pairs(snapshot: Snapshot) -> list[dict[str, str]]:
     return [shown(side) for side in sides]
 
 
-# Compare
-
-
 def test_visitor_compares_completions(visitor: Visitor, page: Page) -> None:
     visitor.open()
     head = visitor.read("#head .zoo")
@@ -315,9 +312,6 @@ def test_over_training_tab_rejects_invalid_prompt(client: PageClient) -> None:
     assert event.error is None, "without a number, the slider selects the best step"
 
 
-# The blind test
-
-
 def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_path: Path) -> None:
     assert VOTES in client.value("blind-notice")
     assert "0 votes so far" in client.load().values["blind-figures"]
@@ -336,9 +330,6 @@ def test_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp_p
     assert (ppo.repo, ppo.commit) == (PPO, page.hub.api().model_info(PPO).sha)
     snapshot = page.expected(vote.prompt, seed=vote.seed, max_new_tokens=vote.max_new_tokens)
     assert ppo.completion == snapshot.ppo[0].completion, "the vote's settings reproduce its completion"
-
-
-# The card
 
 
 def test_card_tab_shows_card_of_each_checkpoint(client: PageClient) -> None:

@@ -479,20 +479,6 @@ def test_make_card_rejects_other_folders_and_unknown_steps(runs, stage):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (7, "7"), (0.0, "0.000"), (-0.12345, "-0.123"), (12.345, "12.35"), (644.04, "644.0"),
-        (0.00012, "0.00012"), (123456.0, "1.23e+05"),
-        (None, "not measured"), (math.nan, "not measured"), ("NaN", "not measured"), (True, "not measured"),
-    ],
-)  # fmt: skip
-def test_markdown_number_formats_or_says_not_measured(value, text):
-    assert markdown.number(value) == text
-    assert markdown.estimate({"value": 0.5}) == "0.500 (interval not measured)"
-    assert markdown.estimate(None) == markdown.estimate({}) == "not measured"
-
-
-@pytest.mark.parametrize(
     ("command", "shown"),
     [
         ("rlhf-zoo run tiny-world --output_dir /home/me/runs/x --seed 2", "rlhf-zoo run tiny-world --seed 2"),

@@ -2,6 +2,7 @@
 
 import html as entities
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +416,17 @@ def test_card_lineage_names_commit_of_merged_parent(runs):
     body = head_and_body(make_card(runs / "ppo"))[1]
     assert cells(body, "SFT policy")[2] == f"{plain}; used from its branch `merged`: `{'f' * 40}`"
     assert f"The reference π_ref is the SFT policy `local/tiny-world-sft` at `{'f' * 40}`" in body
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (7, "7"), (0.0, "0.000"), (-0.12345, "-0.123"), (12.345, "12.35"), (644.04, "644.0"),
+        (0.00012, "0.00012"), (123456.0, "1.23e+05"),
+        (None, "not measured"), (math.nan, "not measured"), ("NaN", "not measured"), (True, "not measured"),
+    ],
+)  # fmt: skip
+def test_markdown_number_formats_or_says_not_measured(value, text):
+    assert markdown.number(value) == text
+    assert markdown.estimate({"value": 0.5}) == "0.500 (interval not measured)"
+    assert markdown.estimate(None) == markdown.estimate({}) == "not measured"

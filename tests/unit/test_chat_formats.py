@@ -1,5 +1,6 @@
 """Conversation formats of public data sets, read in every stage as lists of {role, content}."""
 
+import json
 from typing import Any
 
 import datasets
@@ -8,6 +9,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.new.data import InspectedData, Subset, make_stage_data
 from rlhf_zoo.runs.data.layout import Form, convert_rows
+from rlhf_zoo.runs.data.turns import parse_prompt
 
 ASKED = {"from": "human", "value": "2+2?"}
 RIGHT, WRONG = {"from": "gpt", "value": "4"}, {"from": "gpt", "value": "5"}
@@ -132,3 +134,12 @@ def test_new_takes_no_split_without_rows() -> None:
     data = make_stage_data(InspectedData("some/data", None, [subset]), "prompts")
     assert data is not None and data.test_prompt_count is None
     assert (data.keys["dataset_train_split"], data.keys["dataset_test_split"]) == ("train", None)
+
+
+def test_typed_prompt_is_text_or_conversation() -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    share_gpt = '[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "hi"}]'
+    for text in (json.dumps(turns), f" {json.dumps(turns, indent=1)}\n", share_gpt):
+        assert parse_prompt(text) == turns
+    for text in ("the battery", "[1, 2] sorted is", '[{"a": 1}]', "[{", ""):
+        assert parse_prompt(text) == text

@@ -451,15 +451,6 @@ def test_trace_json_is_strict_and_complete(run: Path) -> None:
 # The command
 
 
-def test_typed_prompt_is_text_or_conversation() -> None:
-    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    share_gpt = '[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "hi"}]'
-    for text in (json.dumps(turns), f" {json.dumps(turns, indent=1)}\n", share_gpt):
-        assert parse_prompt(text) == turns
-    for text in ("the battery", "[1, 2] sorted is", '[{"a": 1}]', "[{", ""):
-        assert parse_prompt(text) == text
-
-
 def test_trace_reads_conversation_through_chat_template() -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = (
