@@ -61,12 +61,14 @@ def test_recipe_results_match_json():
     right_answers = [mean("tiny-sums", "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
     with_penalty, without = (
-        [f"{run['win_rate']['value']:.2f}" for run in review_runs() if (run["beta"] > 0) == penalty]
+        "{:.2f}, {:.2f} and {:.2f}".format(
+            *(run["win_rate"]["value"] for run in review_runs() if bool(run["beta"]) == penalty)
+        )
         for penalty in (True, False)
     )
     expected = {
-        REVIEWS: f"win rates over SFT {', '.join(with_penalty[:-1])} and {with_penalty[-1]} with three seeds, "
-        f"the third called hacked; with β 0 {' and '.join(without)} with two, the second called hacked",
+        REVIEWS: f"win rates over SFT {with_penalty} with three seeds, the third called hacked; "
+        f"with β 0 {without}, the second called hacked",
         "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
         "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot be trusted, "
         + seeds("product-remarks"),
@@ -89,7 +91,7 @@ def review_runs() -> list[dict]:
 
 def test_reviews_page_reports_mean_and_interval_over_seeds():
     kept = review_runs()
-    assert [(run["seed"], run["beta"]) for run in kept] == [(1, 0.05), (1, 0), (2, 0.05), (2, 0), (3, 0.05)]
+    assert [(run["seed"], run["beta"]) for run in kept] == [(1, 0.05), (1, 0), (2, 0.05), (2, 0), (3, 0.05), (3, 0)]
     page = (ROOT / "recipes/smollm2-reviews/README.md").read_text(encoding="utf-8")
     wins = [100 * run["win_rate"]["value"] for run in kept if run["beta"]]
     mean, deviation = fmean(wins), stdev(wins)
@@ -97,8 +99,10 @@ def test_reviews_page_reports_mean_and_interval_over_seeds():
     sentences = " ".join(page.split())
     assert f"The win rates have a mean of {mean:.1f}% and a standard deviation of {deviation:.1f} points" in sentences
     assert f"anywhere from {mean - half:.0f}% to {mean + half:.0f}%" in sentences
-    assert f"{wins[0]:.1f}%, {wins[1]:.1f}% and {wins[2]:.1f}%" in sentences
-    assert [run["verdict"] == "hacked" for run in kept] == [False, False, False, True, True]
+    without_penalty = [100 * run["win_rate"]["value"] for run in kept if not run["beta"]]
+    for first, second, third in (wins, without_penalty):
+        assert f"{first:.1f}%, {second:.1f}% and {third:.1f}%" in sentences
+    assert [run["verdict"] == "hacked" for run in kept] == [False, False, False, True, True, False]
 
 
 def test_pages_name_every_verdict_and_probe_family():
