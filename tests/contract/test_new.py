@@ -335,7 +335,7 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(monkeypatch: 
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; convert the file."),
         (
             ["--prompts", "same", "--reward", "length"],
-            "same has too few different prompts that are short enough (1), as some are held out of training",
+            "same has 1: add rows to it, or pass other --prompts.",
         ),
         (
             ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen:better}"],

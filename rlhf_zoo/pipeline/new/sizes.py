@@ -76,8 +76,8 @@ def choose_sizes(
         response_length = min(response_length, _round_up(2 * _percentile_95(answer_lengths)))
     if lengths[0] > prompt_length:
         raise ZooError(
-            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context_length} tokens, of which a prompt may have {prompt_length}: use shorter prompts."
+            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but a prompt may have {prompt_length}, "
+            f"because the context of {model.name} is {context_length} tokens: use shorter prompts."
         )
     usable_count = max(
         int(ppo.row_count * sum(length <= prompt_length for _, length in keys_and_lengths) / len(keys_and_lengths)), 1
@@ -86,8 +86,8 @@ def choose_sizes(
     distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct_count < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data_set.name} has too few different prompts that are short enough ({distinct_count}), as some are "
-            f"held out of training: add rows to it, or pass --prompts with at least {MIN_PROMPTS} prompts."
+            f"A recipe needs {MIN_PROMPTS} different prompts that are short enough, because some are held out of "
+            f"training, but {ppo.data_set.name} has {distinct_count}: add rows to it, or pass other --prompts."
         )
     eval_prompts = max(2, min(MAX_EVAL_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
