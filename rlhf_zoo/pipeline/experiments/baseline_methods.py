@@ -168,8 +168,9 @@ def _trainer_arguments(run: FinishedRun, method: TrainedMethod, learning_rate: f
     elif method == "rloo":
         arguments = rloo_arguments(settings("ppo"), episodes=run.episodes, learning_rate=learning_rate)
     elif method == "rejection":
-        count = run.update_count
-        arguments = _rejection_arguments(settings("ppo"), settings("sft"), count, learning_rate=learning_rate)
+        arguments = _rejection_arguments(
+            settings("ppo"), settings("sft"), run.update_count, learning_rate=learning_rate
+        )
     else:
         arguments = _longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
     return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text

@@ -47,7 +47,7 @@ _OPTIMIZER_KEYS = (
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """The SFT policy that a trainer setup. from, and the options that DPO and RLOO share.
+    """The SFT policy that a trainer starts from, and the options that DPO and RLOO share.
 
     Attributes:
         sft_folder: Folder of the SFT policy.
@@ -156,7 +156,7 @@ def train_dpo(
     """Trains a policy by DPO.
 
     Args:
-        setup: The policy to setup.from, and shared options.
+        setup: The SFT policy, and shared options.
         pairs: Rows of prompt, chosen and rejected.
         arguments: Fields of DPOConfig.
         matrix_sizes: Role -> number of parameters in matrices.
@@ -193,7 +193,7 @@ def train_rloo(
     """Trains a policy by RLOO.
 
     Args:
-        setup: The policy to setup.from, and shared options.
+        setup: The SFT policy, and shared options.
         prompts: Rows of prompts, with the columns that reward functions read.
         rewards: PPO's reward.
         arguments: Fields of RLOOConfig.

@@ -197,8 +197,9 @@ def _score_pairs_and_texts(
         reward_model = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
         pair_scores = score_pairs(reward_model, pairs)
         margins.append(np.subtract(pair_scores["chosen"], pair_scores["rejected"]))
-        for side, policy in texts_by_side.items():
-            scores_by_side[side].append(reward_model.score_texts(policy.texts, ended=policy.ended).tolist())
+        for side, policy_texts in texts_by_side.items():
+            scores = reward_model.score_texts(policy_texts.texts, ended=policy_texts.ended)
+            scores_by_side[side].append(scores.tolist())
     pair_groups = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
     raw_scores = {side: np.array(scores) for side, scores in scores_by_side.items()}
     return EnsembleScores(np.array(margins), pair_groups, raw_scores, texts_by_side, runs[0].shared.seed), split

@@ -102,7 +102,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         check("value model", lambda settings, _: _find_parent(context, settings, "value"), "keys", "models")
         check("policy", _load_policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *results: _load_tokenizer(context, *results), "prompts", "sft checkpoint", "policy")
-        needs = ("keys", "prompts", "policy", "tokenizer", "room")
+        needs: Sequence[str] = ("keys", "prompts", "policy", "tokenizer", "room")
         check("prompt length", lambda *results: _check_prompt_lengths(*results[:4]), *needs)
         check("prompt ids", _check_prompt_ids, "prompt length", "policy")
         check("policy's tokenizer", _check_policy_tokenizer, "policy", "tokenizer", "prompt ids")
@@ -346,12 +346,12 @@ def _check_reward_tokenizer(
                 "model is trained: tokenizers may be swapped, or sft was trained again; use each model's own "
                 "tokenizer, or train reward again."
             )
-        comparison = "different from the policy's: it reads texts"
-        if reward_model.shares_ids:
-            comparison = "the policy's: it reads ids"
+        comparison = "the policy's: it reads ids"
+        if not reward_model.shares_ids:
+            comparison = "different from the policy's: it reads texts"
+        scale = f"μ {reward_model.mean:.3g} and σ {reward_model.std:.3g}"
         reward_models.append(reward_model)
-        scale = f"scores are (s − μ)/σ with μ {reward_model.mean:.3g} and σ {reward_model.std:.3g}"
-        details.append(f"{comparison}; {scale}")
+        details.append(f"{comparison}; scores are (s − μ)/σ with {scale}")
     return reward_models, ". ".join(details) or "no reward model"
 
 
