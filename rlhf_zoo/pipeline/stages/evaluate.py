@@ -196,10 +196,9 @@ def _compare(
     recommends, or the last one if it recommends none.
     """
     config, seed = evaluation_settings(context), context.shared.seed
-    judge_check = checks[evaluator.judge.name]
     reward_judges = find_reward_judges(context, evaluator)
     with show_activity("eval: measuring the checkpoints"):
-        reliability = judge_reliability(evaluator, reward_judges, judge_check)
+        reliability = judge_reliability(evaluator, reward_judges, checks[evaluator.judge.name])
         # Whether a constant text beats SFT by this judge is measured on the test prompts, below. Until then assume that
         # none does; otherwise the judge would count as unchecked while the candidate is chosen.
         reliability = replace(reliability, winnable=False)
@@ -221,7 +220,8 @@ def _compare(
     if verdict_chooses:
         step = _last_step(context) if candidate is None else candidate
     ppo, comparison = compare_step(step)
-    # The candidate was chosen on validation prompts, so its gain is measured again on the test prompts.
+    # The candidate was chosen on validation prompts, so its gain is measured again on the test prompts. None stands for
+    # the policy that was just compared.
     if trajectory is not None and candidate is not None:
         policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
         trajectory = trajectory.with_confirmation(comparison.judge_gain(policy, prompts))
