@@ -376,7 +376,7 @@ class Timeline:
         return self._comparison.with_policy(policy, critic=critic)
 
     def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
-        """Loads a policy and its critic; None for the critic if the checkpoint has none."""
+        """Loads a policy and its critic (None if the checkpoint has none)."""
         folder = self._fetch(source)
         if not same_token_ids(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(

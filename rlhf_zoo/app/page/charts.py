@@ -16,7 +16,7 @@ from .html import escape_text, format_number
 Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]
 Scale = Callable[[float], float]
-Box = tuple[float, float, float, float]
+Box = tuple[float, float, float, float]  # left, top, right and bottom
 Point = tuple[str, str] | None  # x and y, formatted; None for a gap
 
 PHONE_WIDTH = 330  # of a chart, in SVG units: the page's width in CSS pixels on a phone

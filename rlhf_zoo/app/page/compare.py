@@ -258,7 +258,7 @@ def _notes_html(page_models: PageModels) -> str:
         )
     value_note = "<b>Value</b>: none, because this checkpoint has no critic."
     if page_models.comparison.has_critic:
-        value_note = "<b>Value</b> (V): the critic's estimate before a token of the future reward, KL penalty included."
+        value_note = "<b>Value</b> (V): the future reward that the critic expects before a token, KL penalty included."
     random_note = "Both policies sample with the same random numbers. The same settings give the same completions."
     notes = [reward_note, log_ratio_note, kl_note, value_note, random_note]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

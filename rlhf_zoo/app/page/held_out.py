@@ -1,5 +1,6 @@
 """Reads held-out prompts from the data of the user's own run, or else from the data set that a card names."""
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -48,11 +49,9 @@ def read_held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub:
     for prompt in dict.fromkeys(_read_dataset_prompts(lineage, hub) or lineage.prompts):
         if len(prompts) == MAX_PROMPTS:
             break
-        try:
+        with contextlib.suppress(ZooError):
             check(prompt)
-        except ZooError:
-            continue
-        prompts.append(prompt)
+            prompts.append(prompt)
     return prompts
 
 

@@ -23,7 +23,7 @@ class KLSwitch:
         on: Run and checkpoint with the penalty.
         off: Run and checkpoint without the penalty. The checkpoint is the run's last, where the reward has been
             exploited longest, unless the page compares this run: then it is the page's checkpoint.
-        compared_position: ON or OFF: the one whose checkpoint the page compares.
+        compared_position: ON or OFF, the position of the checkpoint that the page compares.
     """
 
     on: tuple[TimelineRun, TimelinePoint]
@@ -128,11 +128,11 @@ class KLSwitch:
 
         In a tie, prefers a kind on which one of them has figures, and then test prompts.
         """
-        on_kinds, off_kinds = self.on[1].evaluated, self.off[1].evaluated
+        on_by_kind, off_by_kind = self.on[1].evaluated, self.off[1].evaluated
 
         def sort_key(kind: str) -> tuple[int, bool]:
-            common_figures = on_kinds.get(kind, {}).keys() & off_kinds.get(kind, {}).keys()
-            return len(common_figures), kind in on_kinds or kind in off_kinds
+            common_figures = on_by_kind.get(kind, {}).keys() & off_by_kind.get(kind, {}).keys()
+            return len(common_figures), kind in on_by_kind or kind in off_by_kind
 
         return max(("test", "validation"), key=sort_key)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,11 +56,9 @@ def _longest_prompt_length(page_models: PageModels) -> int:
     """Returns the token count of the longest example prompt that fits the context; 1 if no prompt fits."""
     lengths = [1]
     for prompt in page_models.lineage.prompts:
-        try:
+        with contextlib.suppress(ZooError):
             page_models.comparison.check(prompt, max_new_tokens=1)
-        except ZooError:
-            continue
-        lengths.append(page_models.comparison.count_tokens(prompt))
+            lengths.append(page_models.comparison.count_tokens(prompt))
     return max(lengths)
 
 

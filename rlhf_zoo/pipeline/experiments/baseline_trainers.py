@@ -38,7 +38,7 @@ from ..stages.sft import remove_second_bos
 
 #: Completions per prompt in RLOO if PPO samples only one. A completion's baseline is the mean score of the other
 #: completions (Ahmadian et al. 2024 use 2 or 4).
-GENERATIONS = 4
+DEFAULT_GROUP_SIZE = 4
 _OPTIMIZER_KEYS = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
     "lr_scheduler_kwargs", "bf16", "fp16", "use_cpu",
@@ -105,7 +105,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
             "or best-of-n."
         )
     rollout_size, steps_per_pass = rollout_sizes(args)
-    group_size = args.num_generations if args.num_generations > 1 else GENERATIONS
+    group_size = args.num_generations if args.num_generations > 1 else DEFAULT_GROUP_SIZE
     if rollout_size % group_size:
         raise ZooError(
             f"RLOO compares {group_size} completions of a prompt, but a rollout has {rollout_size}, not a multiple: "

@@ -367,7 +367,7 @@ def read_own_outcome(run_directory: Path, variant: Variant) -> Outcome | None:
 
 
 def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
-    """Groups outcomes by the values of their keys.
+    """Groups outcomes whose variants have the same keys and values, with any seed.
 
     Args:
         outcomes: Outcomes of variants.
