@@ -394,7 +394,7 @@ def _load_prompts(pair: PolicyPair, data: DataSource, settings: ComparisonSettin
     if held_out is None:
         return rows, split
     share = held_out[0]
-    return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
+    return split_by_prompt(rows, share, part_count=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
 def _held_out_share_and_split(settings: object) -> tuple[float, str] | None:

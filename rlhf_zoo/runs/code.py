@@ -60,31 +60,31 @@ def judges_code(names: Iterable[str]) -> dict[str, Any]:
     return code
 
 
-def check_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> None:
+def check_code(code: Mapping[str, Any], recorded_code: Mapping[str, Any] | None) -> None:
     """Checks that the code is the same as when the run began.
 
     Args:
         code: The present code, as `stage_code` or `judges_code` returns it.
-        recorded: The code in run.json. A name that is missing there passes.
+        recorded_code: The code in run.json. A name that is missing there passes.
 
     Raises:
         ZooError: The digest of a name differs.
     """
     for name, current in code.items():
-        check_unchanged(f"The code of {name}, module {current['module']},", current, (recorded or {}).get(name))
+        check_unchanged(f"The code of {name}, module {current['module']},", current, (recorded_code or {}).get(name))
 
 
-def is_same_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> bool:
+def is_same_code(code: Mapping[str, Any], recorded_code: Mapping[str, Any] | None) -> bool:
     """Whether the code is the same as when the run began.
 
     Args:
         code: The present code, as `stage_code` or `judges_code` returns it.
-        recorded: The code in run.json. A name that is missing there counts as unchanged.
+        recorded_code: The code in run.json. A name that is missing there counts as unchanged.
 
     Returns:
         False if the digest of any name differs.
     """
-    return all((recorded or {}).get(name, current)["files"] == current["files"] for name, current in code.items())
+    return all((recorded_code or {}).get(name, current)["files"] == current["files"] for name, current in code.items())
 
 
 def _code_of(names: Iterable[tuple[str, str]]) -> dict[str, Any]:

@@ -56,12 +56,8 @@ def environment_info() -> dict[str, str]:
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    return (
-        packages
-        | machine
-        | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER_VERSION)}
-        | recorded_variables()
-    )
+    machine |= {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER_VERSION)}
+    return packages | machine | recorded_variables()
 
 
 class Publisher(Protocol):
@@ -375,13 +371,13 @@ class RunContext:
             ZooError: A key that determines the policy has changed.
         """
         record = self.record("sft")
-        recorded = (record.read().get("resolved") or {}).get("recipe") or {}
+        recorded_keys = (record.read().get("resolved") or {}).get("recipe") or {}
         flags = self.flags.get("recipe", {})
         # With --dataset_name, later stages train on other data than the policy did, so the data keys may differ.
         ignored_keys = DATA_KEYS if "dataset_name" in flags else ()
-        keys = [key for key in SFT_POLICY_KEYS if key in recorded and key not in flags and key not in ignored_keys]
+        keys = [key for key in SFT_POLICY_KEYS if key in recorded_keys and key not in {*flags, *ignored_keys}]
         current = asdict(self.shared)
-        key = first_difference({key: recorded[key] for key in keys}, {key: current[key] for key in keys})
+        key = first_difference({key: recorded_keys[key] for key in keys}, {key: current[key] for key in keys})
         if key is not None:
             raise ZooError(
                 f"{key} in {self.recipe.yaml_file('recipe')} has changed since the policy in {record.path} was "

@@ -54,13 +54,14 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
             )
         return DataSource(str(folder), None, lineage)
     data_args, record = context.settings(stage).data, context.record(stage)
-    recorded_data = None if context.restart else record.read().get("dataset")
+    recorded_lineage = None if context.restart else record.read().get("dataset")
     if data_args.dataset_name is not None:
-        source = find_data(data_args.dataset_name, data_args.dataset_revision, context.hub, recorded=recorded_data)
+        name, revision = data_args.dataset_name, data_args.dataset_revision
+        source = find_data(name, revision, context.hub, recorded_lineage=recorded_lineage)
     elif source is None:
         source = data_source(context)
     if record.has_trained:
-        check_unchanged(f"The data set {source.location}", source.lineage, recorded_data)
+        check_unchanged(f"The data set {source.location}", source.lineage, recorded_lineage)
     return source
 
 
@@ -192,7 +193,7 @@ def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[dataset
 
     If the final evaluation reads a split of its own, it does not need the first part, so validation gets both parts.
     """
-    test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
+    test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, part_count=2)
     if context.shared.evaluation.dataset_test_split is not None:
         validation = datasets.concatenate_datasets([test, validation])
     return [test, validation, train]
@@ -391,8 +392,8 @@ def _named_source(context: RunContext, name: str, *, refresh: bool) -> DataSourc
     record = context.record("data")
     document = record.read()
     recorded_lineage = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    recorded = None if refresh else recorded_lineage
-    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=recorded)
+    revision, usable_lineage = context.shared.dataset_revision, None if refresh else recorded_lineage
+    source = find_data(name, revision, context.hub, recorded_lineage=usable_lineage)
     data_fingerprint = source.lineage["fingerprint"]
     is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.outage is None
     if is_pinned and (refresh or recorded_lineage["fingerprint"] != data_fingerprint):

@@ -81,7 +81,7 @@ class NamedPairs:
         repo = None if Path(self.name).is_dir() else self.name
         other_hub = {} if self.hub is None else {"hub": self.hub}
         lineage = {"repo": repo, "commit": self.commit, "fingerprint": data_fingerprint, **other_hub}
-        return find_data(self.name, self.commit, hub, recorded=lineage)
+        return find_data(self.name, self.commit, hub, recorded_lineage=lineage)
 
 
 def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, sampling: Mapping[str, Any]) -> Recipe:

@@ -85,7 +85,9 @@ def holds_only_numbers(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float)
 
 
-def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allowed: Collection[str] = ()) -> None:
+def check_object(
+    name: Any, group: str, *, key: str, where: str, flag: str, allowed_names: Collection[str] = ()
+) -> None:
     """Refuses a name from outside that is neither known to be harmless nor allowed by the user.
 
     Args:
@@ -94,13 +96,13 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
         key: The key that holds the name.
         where: The file that holds the key, for the message.
         flag: The option that lets the user allow the name.
-        allowed: Names that the user allowed by that option.
+        allowed_names: Names that the user allowed by that option.
 
     Raises:
         ZooError: The name is refused.
     """
     text = name if isinstance(name, str) else repr(name)
-    if text in allowed or (isinstance(name, str) and may_import(name, group)):
+    if text in allowed_names or (isinstance(name, str) and may_import(name, group)):
         return
     raise ZooError(
         f"{where} sets {key} to {text}, which may import code that is neither part of rlhf-zoo nor registered by an "

@@ -145,11 +145,11 @@ def test_split_pair_finds_implicit_prompt() -> None:
 
 def test_split_by_prompt_parts_share_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
     rows = Dataset.from_list([{"prompt": "x" * (1 + place // 2)} for place in range(40)])
-    parts = split_by_prompt(rows, 0.2, parts=2)
+    parts = split_by_prompt(rows, 0.2, part_count=2)
     assert [len(set(part["prompt"])) for part in parts] == [4, 4, 12]
     assert len(set().union(*(part["prompt"] for part in parts))) == 20
     short, left_out = drop_long_prompts(rows, make_chat_tokenizer(None), 5, subject="the prompts")
     assert 0 < len(short) < 40 and left_out == 40 - len(short)
     assert f"{left_out} of 40 rows of the prompts are left out: max_prompt_length is 5." in caplog.text
     with pytest.raises(ZooError, match="leaves none of 20 prompts"):
-        split_by_prompt(rows, 0.5, parts=2)
+        split_by_prompt(rows, 0.5, part_count=2)

@@ -414,6 +414,6 @@ def test_policy_evaluation_uses_held_out_prompts_of_run(trained: RunContext, tmp
     )
     rows = pair.data.load("prompts", "train", columns=[])
     lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
-    assert {json.loads(line)["prompt"] for line in lines} == set(split_by_prompt(rows, 0.2, parts=2)[0]["prompt"])
+    assert {json.loads(line)["prompt"] for line in lines} == set(split_by_prompt(rows, 0.2, part_count=2)[0]["prompt"])
     on_test = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
     assert on_test["split"] == "test" and on_test["prompts"] == 4

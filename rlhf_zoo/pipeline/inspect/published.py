@@ -273,7 +273,7 @@ def _check_names(published: PublishedCheckpoint, allowed_names: Sequence[str]) -
         values = ", ".join(object_names) or "nothing"
         raise ZooError(f"{ALLOW_FLAG} names {unknown_names[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in objects:
-        check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed=allowed_names)
+        check_object(name, group, key=key, where=published.where, flag=ALLOW_FLAG, allowed_names=allowed_names)
     for key in _MODEL_KEYS:
         value = published.settings.get(key)
         names = value if isinstance(value, list) else [value]

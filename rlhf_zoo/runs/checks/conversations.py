@@ -66,7 +66,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
                 raise ZooError(
                     f"Row {index} of {subject} cannot be rendered ({excerpt!r}); {as_clause(error)}"
                 ) from error
-            if not is_plain(turns):
+            if not is_plain(turns):  # such as a conversation that calls tools
                 continue
             roles = tuple(turn["role"] for turn in turns)
             if (roles, has_answer) not in checked_forms:

@@ -146,7 +146,7 @@ class TrigramModel:
             {history: (sum(followers.values()), followers) for history, followers in histories.items()}
             for histories in counts
         ]
-        self._unknown = 1 / (len(counts[0][()]) + 1)
+        self._unknown_probability = 1 / (len(counts[0][()]) + 1)
 
     def weakest_link(self, remark: Tokens) -> float:
         """Returns log p of a remark's least likely token, in nats.
@@ -169,7 +169,7 @@ class TrigramModel:
         ]
 
     def _probability(self, word: str, history: Tokens) -> float:
-        probability = self._unknown
+        probability = self._unknown_probability
         for length, histories in enumerate(self._followers):
             total, counts = histories.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
             if total:

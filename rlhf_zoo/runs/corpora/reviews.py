@@ -84,8 +84,8 @@ def _pairs(rows: Rows, limit: int) -> Rows:
     hashed_order = sorted(rows, key=lambda row: unit_hash(row["text"]))
     sides = [[row["text"] for row in hashed_order if row["label"] == label][:limit] for label in (1, 0)]
     count = min(map(len, sides))
-    by_length = (sorted(side[:count], key=lambda text: len(text.split())) for side in sides)
-    pairs = [{"prompt": "", "chosen": pro, "rejected": con} for pro, con in zip(*by_length, strict=True)]
+    sides_by_length = (sorted(side[:count], key=lambda text: len(text.split())) for side in sides)
+    pairs = [{"prompt": "", "chosen": pro, "rejected": con} for pro, con in zip(*sides_by_length, strict=True)]
     return sorted(pairs, key=lambda pair: unit_hash(pair["chosen"]))
 
 

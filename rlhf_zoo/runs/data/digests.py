@@ -16,18 +16,18 @@ MODEL_FILES = (
 )  # fmt: skip
 
 
-def check_unchanged(subject: str, lineage: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> None:
+def check_unchanged(subject: str, lineage: Mapping[str, Any], recorded_lineage: Mapping[str, Any] | None) -> None:
     """Checks that a local file or folder is the same as when the run started.
 
     Args:
         subject: The file or folder, for the message.
         lineage: The present lineage, with the digest under `files`.
-        recorded: The lineage that the run recorded when it started. None, or a lineage without `files`, passes.
+        recorded_lineage: The lineage that the run recorded when it started. None, or a lineage without `files`, passes.
 
     Raises:
         ZooError: The digests differ.
     """
-    recorded_files, present_files = (recorded or {}).get("files"), lineage.get("files")
+    recorded_files, present_files = (recorded_lineage or {}).get("files"), lineage.get("files")
     if recorded_files is not None and present_files is not None and recorded_files != present_files:
         raise ZooError(
             f"{subject} has changed since this run started with it: restore it, choose another --output_dir, or start "
@@ -35,17 +35,17 @@ def check_unchanged(subject: str, lineage: Mapping[str, Any], recorded: Mapping[
         )
 
 
-def digest(folder: Path, ending: str = "") -> str:
+def digest(path: Path, ending: str = "") -> str:
     """Returns the sha256 over the names and bytes of all files in a folder, or of a single file.
 
     Args:
-        folder: The folder, or a single file.
+        path: The folder, or the file.
         ending: Include only files of the folder whose names end with this text.
 
     Returns:
         The digest in hex.
     """
-    return digest_of(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
+    return digest_of(path, [path] if path.is_file() else path.rglob(f"*{ending}"))
 
 
 def digest_of(folder: Path, files: Iterable[Path]) -> str:

@@ -32,17 +32,17 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     Raises:
         ZooError: No row would be left to train on.
     """
-    held_out, remaining = split_by_prompt(rows, share, parts=1)
+    held_out, remaining = split_by_prompt(rows, share, part_count=1)
     return remaining, held_out
 
 
-def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
+def split_by_prompt(rows: Dataset, share: float, *, part_count: int) -> list[Dataset]:
     """Splits off several parts with the same share of the prompts. `hold_out` does this for a single part.
 
     Args:
         rows: Rows of any form.
         share: The share of the prompts in each part; each part has at least one prompt.
-        parts: Number of parts.
+        part_count: Number of parts.
 
     Returns:
         The parts, then the remaining rows.
@@ -53,13 +53,13 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
     digests = _digests(rows)
     distinct_digests = sorted(set(digests))
     count = math.ceil(share * len(distinct_digests))
-    if parts * count >= len(distinct_digests):
+    if part_count * count >= len(distinct_digests):
         raise ZooError(
             f"held_out_share is {share}, which leaves none of {len(distinct_digests)} prompts to train on: add rows "
             "with more prompts, or set held_out_share to null."
         )
-    part_of_digest = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct_digests)}
-    indices_by_part: list[list[int]] = [[] for _ in range(parts + 1)]
+    part_of_digest = {digest: min(rank // count, part_count) for rank, digest in enumerate(distinct_digests)}
+    indices_by_part: list[list[int]] = [[] for _ in range(part_count + 1)]
     for index, digest in enumerate(digests):
         indices_by_part[part_of_digest[digest]].append(index)
     return [rows.select(indices) for indices in indices_by_part]

@@ -180,8 +180,10 @@ def convert_rows(
         rows = _map_rows(rows, align_answers)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
-        has_prompt = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
-        if not has_prompt and (form == "pairs" or "prompt" not in names):
+        has_prompt = "prompt" in names
+        if has_prompt and form == "pairs":  # answers in another form begin with the prompt
+            has_prompt = is_conversation(first["prompt"]) == is_conversation(first["chosen"])
+        if not has_prompt:
             rows = _map_rows(rows, split_pair)
     elif form == "prompts" and "prompt" not in names:
         rows = _map_rows(rows, prompt_from_messages, drop=["messages"])
@@ -201,7 +203,7 @@ def _unify_turns(
     reads.
     """
     names = set(rows.column_names)
-    has_needed_columns = any(needed <= names for needed in _columns_of(form, text_column))
+    has_needed_columns = any(columns <= names for columns in _columns_of(form, text_column))
     new_names = {}
     if form != "labeled":
         new_names = conversation_columns(rows, for_texts=form == "texts", has_needed_columns=has_needed_columns)
@@ -252,7 +254,7 @@ def _check_form(names: Sequence[str], form: Form, *, text_column: str, subject: 
     """
     alternatives = _columns_of(form, text_column)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT_COLUMN])}.union(*alternatives)
-    has_needed_columns = any(needed <= set(names) for needed in alternatives)
+    has_needed_columns = any(columns <= set(names) for columns in alternatives)
     for key in keys:
         if key in read_columns:
             continue

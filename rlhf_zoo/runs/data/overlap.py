@@ -37,8 +37,8 @@ def normalize_question(text: str) -> str:
     Args:
         text: A prompt, turn or value.
     """
-    folded = unicodedata.normalize("NFC", text).casefold()
-    return " ".join(_WORD.findall(unicodedata.normalize("NFC", folded)))
+    folded_text = unicodedata.normalize("NFC", text).casefold()
+    return " ".join(_WORD.findall(unicodedata.normalize("NFC", folded_text)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Question:
 
     Attributes:
         texts: The complete question as written. If `columns` made the text, also the filled-in values alone.
-        turns: The user's turns.
+        turns: The user's turns, except empty ones.
         parts: Parts of the question: each turn, each value, and the first few turns or values while they are short.
         has_prompt: Whether the row separates its prompt from its answer; a plain text does not.
     """
@@ -63,12 +63,12 @@ def _extract_question(row: Mapping[str, Any]) -> Question:
     name = next((name for name in _QUESTION_COLUMNS if name in row), None)
     text = row[name] if name else next((value for key, value in row.items() if key != QUESTION), "")
     user_turns = _user_turns(text)
-    turns = [normalize_question(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
-    values = [normalize_question(value) for value in row.get(QUESTION) or ()]
+    turns = list(filter(None, map(normalize_question, [str(text)] if user_turns is None else user_turns)))
+    values = list(filter(None, map(normalize_question, row.get(QUESTION) or ())))
     return Question(
-        texts=tuple(dict.fromkeys(filter(None, (" ".join(filter(None, pieces)) for pieces in (turns, values))))),
-        turns=tuple(filter(None, turns)),
-        parts=frozenset(filter(None, (*turns, *values, *_beginnings(turns), *_beginnings(values)))),
+        texts=tuple(dict.fromkeys(" ".join(pieces) for pieces in (turns, values) if pieces)),
+        turns=tuple(turns),
+        parts=frozenset((*turns, *values, *_beginnings(turns), *_beginnings(values))),
         has_prompt=name in ("prompt", "messages") or user_turns is not None,
     )
 

@@ -66,9 +66,9 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
     from datasets import Value
 
     feature = rows.features[name]
-    expected = " or ".join(f"{kind}s" for kind in kinds)
+    expected_kinds = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXT_DTYPES:
-        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected}: convert it.")
+        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected_kinds}: convert it.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _has_conversation_type(rows, name)):
         return
     first_index, first_kind = 0, ""
@@ -78,7 +78,7 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
         kind = _kind_of(value)
         if kind not in kinds:
             raise ZooError(
-                f"Row {index} of {subject} has a {kind} in the column {name!r}, which may have {expected}: "
+                f"Row {index} of {subject} has a {kind} in the column {name!r}, which may have {expected_kinds}: "
                 f"{_fix(name, kind)}."
             )
         if not first_kind:

@@ -236,7 +236,9 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
             setattr(config, name, value)
 
 
-def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[str, Any] | None = None) -> DataSource:
+def find_data(
+    name: str, revision: str | None, hub: Hub, *, recorded_lineage: Mapping[str, Any] | None = None
+) -> DataSource:
     """Finds a data set: a folder, a file, or a repository on a Hub or on its source Hub.
 
     The source Hub is asked for repositories that the first Hub does not have. If no Hub answers, the cache may still
@@ -246,8 +248,8 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
         name: The folder, file or Hub id.
         revision: Commit, branch or tag on the Hub.
         hub: The Hub.
-        recorded: The lineage that the run recorded when it started; None for a new run. If it has the same name and
-            revision, its commit is used again. Local files are not compared with it: `check_unchanged` does that.
+        recorded_lineage: The lineage that the run recorded when it started; None for a new run. If it has the same name
+            and revision, its commit is used again. Local files are not compared with it: `check_unchanged` does that.
 
     Returns:
         The data set. Its lineage has the digest of local files, or repo, commit and, if the data set is a benchmark,
@@ -262,8 +264,8 @@ def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[st
     if Path(name).exists():
         # A local file or folder has no public name, so a digest of its files identifies it.
         lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
-    elif recorded is not None and recorded.get("fingerprint") == request_digest:
-        lineage = recorded
+    elif recorded_lineage is not None and recorded_lineage.get("fingerprint") == request_digest:
+        lineage = recorded_lineage
         if hub.source_hub is not None and lineage.get("hub") == hub.source_hub.label:
             serving_hub = hub.source_hub
     else:

@@ -75,10 +75,9 @@ def declared_keys(stage: str) -> Mapping[str, DeclaredKey]:
     """
     classes = (STAGES[stage].arguments, STAGES[stage].trainer, "trl:ModelConfig", STAGES[stage].release)
     keys = {name: key for reference in classes for name, key in _declared_fields(reference).items()}
-    excluded = refused_keys(stage).union(RUN_KEYS)
-    return {
-        name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in excluded
-    }
+    excluded_names = refused_keys(stage).union(RUN_KEYS)
+    accepted_keys = ((name, key) for name, key in keys.items() if name not in excluded_names)
+    return {name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in accepted_keys}
 
 
 @functools.cache

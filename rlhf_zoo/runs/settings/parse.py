@@ -185,9 +185,9 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     Returns:
         Name -> (type, default, help).
     """
-    excluded = refused_keys(stage).union(RUN_KEYS)
+    excluded_names = refused_keys(stage).union(RUN_KEYS)
     entries = (entry for data_class in _dataclasses(stage) for entry in _keys_of(data_class).items())
-    return {name: key for name, key in entries if name not in excluded}
+    return {name: key for name, key in entries if name not in excluded_names}
 
 
 def _keys_of(data_class: type) -> dict[str, tuple[Any, Any, str]]:
@@ -393,13 +393,13 @@ def recorded_settings(settings: Mapping[str, Any], stage: str, names: Sequence[s
     Raises:
         ZooError: A value has the wrong type.
     """
-    declared = declared_keys(stage)
+    declarations = declared_keys(stage)
     values = {name: settings[name] for name in names if name in settings}
-    hints = {name: declared[name].type_hint for name in names}
+    hints = {name: declarations[name].type_hint for name in names}
     if None in hints.values():  # this type needs trl or transformers, whose import takes seconds
         hints = {name: stage_keys(stage)[name][0] for name in names}
     values = convert_keys(values, hints, where, subject=f"the stage {stage}")
-    return {name: declared[name].default for name in names} | values
+    return {name: declarations[name].default for name in names} | values
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:

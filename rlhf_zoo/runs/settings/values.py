@@ -100,9 +100,9 @@ def coerce(value: Any, hint: Any) -> Any:
 
 
 def _to_number(value: Any, kind: type) -> Any:
-    expected = "a whole number" if kind is int else "a number"
+    expectation = "a whole number" if kind is int else "a number"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(expected)
+        raise ValueError(expectation)
     if isinstance(value, str):
         for parse in (int, float):
             try:
@@ -113,11 +113,11 @@ def _to_number(value: Any, kind: type) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, str) or math.isnan(value):
-        raise ValueError(expected)
+        raise ValueError(expectation)
     if kind is float:
         return value
     if not value.is_integer():
-        raise ValueError(expected)
+        raise ValueError(expectation)
     return int(value)
 
 

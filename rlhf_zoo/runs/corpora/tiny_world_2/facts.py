@@ -29,15 +29,15 @@ def _assignment_order(phrases: tuple[str, ...], stream: str) -> list[str]:
 def _make_facts() -> dict[tuple[str, str], dict[int, str]]:
     facts: dict[tuple[str, str], dict[int, str]] = {}
     for aspect in ASPECTS:
-        owners = [product for product in sorted(PRODUCTS) if aspect.name in PRODUCTS[product]]
-        random.Random(f"tiny-world 2 {aspect.name}").shuffle(owners)
-        phrases = {
+        products = [product for product in sorted(PRODUCTS) if aspect.name in PRODUCTS[product]]
+        random.Random(f"tiny-world 2 {aspect.name}").shuffle(products)
+        spelling_orders = {
             +1: _assignment_order(aspect.praise, f"{aspect.name} +"),
             -1: _assignment_order(aspect.complaint, f"{aspect.name} -"),
         }
-        for index, product in enumerate(owners):
+        for index, product in enumerate(products):
             facts[product, aspect.name] = {
-                sign: spelling_order[index % len(spelling_order)] for sign, spelling_order in phrases.items()
+                sign: spelling_order[index % len(spelling_order)] for sign, spelling_order in spelling_orders.items()
             }
     return facts
 
