@@ -282,7 +282,7 @@ def _evaluated_series(points: Sequence[TimelinePoint], kl_name: str) -> list[Ser
     for key, name, unit in (("reward", "Reward", ""), ("judge", "Judge’s score", ""), ("kl", kl_name, "nats")):
         estimates = [_validation_figures(point).get(key) for point in points]
         if any(estimates):
-            values = [None if estimate is None else estimate.value for estimate in estimates]
+            values = [_validation_value(point, key) for point in points]
             intervals = [None if estimate is None else estimate.ci95 for estimate in estimates]
             series.append(Series(name, values, unit, is_nonnegative=key == "kl", intervals=intervals))
     return series

@@ -59,11 +59,11 @@ def _token_elements(sample: PolicyCompletion) -> Iterator[str]:
     """Yields each token as an HTML element. The end-of-sequence token is shown as ∎, not as its text."""
     for index, token_text in enumerate(sample.tokens):
         is_eos = sample.ended and index == len(sample.tokens) - 1
-        visible = '<span class="eos" title="end of sequence">∎</span>' if is_eos else escape_text(token_text)
-        if not visible:
+        token_html = '<span class="eos" title="end of sequence">∎</span>' if is_eos else escape_text(token_text)
+        if not token_html:
             continue
         tooltip = _token_tooltip(sample, index) if sample.stop is not None else None
-        yield f"<i{html_attributes({'class': _shade_classes(sample, index), 'title': tooltip})}>{visible}</i>"
+        yield f"<i{html_attributes({'class': _shade_classes(sample, index), 'title': tooltip})}>{token_html}</i>"
 
 
 def completion_html(
@@ -79,11 +79,11 @@ def completion_html(
     """
     if sample is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
-    token_html = "".join(_token_elements(sample)) if heat_map else escape_text(sample.completion)
+    completion_text = "".join(_token_elements(sample)) if heat_map else escape_text(sample.completion)
     caret = "" if sample.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return (
         f'<p class="zoo-text{" zoo-chat" if is_chat else ""}"><span class="prompt">{escape_text(prompt)}</span>'
-        f'<span class="completion">{token_html}</span>{caret}</p>'
+        f'<span class="completion">{completion_text}</span>{caret}</p>'
     )
 
 
@@ -253,8 +253,8 @@ def _token_table_html(role: Role, sample: PolicyCompletion, names: Mapping[Role,
         ]
         if sample.token_values is not None:
             cells.append(format_signed(sample.token_values[index]))
-        visible = escape_text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
-        rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        token_html = escape_text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
+        rows.append(f"<tr><th scope='row'>{token_html}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     name = names[role]
     return (
         f'<div><h4>{name}</h4><div class="zoo-scroll" role="region" aria-label="Numbers of {name}" '
