@@ -114,7 +114,7 @@ def _source_files(module: ModuleType) -> tuple[Path, set[Path]]:
         return Path(), set()
     file = Path(str(package.__file__))
     system_folders = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    if file.parent.resolve() in system_folders:
+    if file.parent.resolve() in system_folders:  # the folder's other files are other packages
         return file.parent, {file}
     files, to_parse = {file}, [file]
     while to_parse:

@@ -192,7 +192,7 @@ def _splits_by_configuration(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def card_head(shared: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
-    """Returns the YAML head of a data set's README.
+    """Returns the YAML front matter of a data set's README.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -239,7 +239,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
 def _open_prepared(context: RunContext) -> DataSource:
     """Opens the corpus's data in the run directory without asking a Hub.
 
-    If the run publishes and its copy on the Hub is up to date, the lineage names that copy.
+    If the run publishes and the Hub already has these data, the lineage names the Hub's copy.
     """
     _check_digests(context)
     document = context.record("data").read()

@@ -71,7 +71,7 @@ class Progress(tqdm):
             pos: The row of the terminal.
 
         Returns:
-            Whether anything was shown.
+            What tqdm returns; False in a log.
         """
         if not self._in_log:
             return bool(super().display(msg, pos))

@@ -14,17 +14,10 @@ from ...modeling.model_files import ADAPTER_CONFIG, read_json_object
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 
 
-def fetch_files(
-    name: str,
-    revision: str | None,
-    hub: Hub,
-    *,
-    patterns: Sequence[str] = SMALL_FILES,
-    fix: str,
-) -> Path:
+def fetch_files(name: str, revision: str | None, hub: Hub, *, patterns: Sequence[str] = SMALL_FILES, fix: str) -> Path:
     """Returns a folder with a model's files, without downloading its weights.
 
-    For an adapter without a config.json, the files are those of the adapter's base model.
+    For an adapter on a Hub without a config.json, the files are those of the adapter's base model.
 
     Args:
         name: A folder, or a repository on `hub` or on its source Hub.

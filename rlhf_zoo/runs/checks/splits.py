@@ -141,12 +141,7 @@ class _RowLoader:
             for column in data.keep_above:
                 row_value(rows[0], column, subject=label)
         return convert_rows(
-            rows,
-            form,
-            columns=data.columns,
-            as_chat=shared.conversational,
-            subject=label,
-            text_column=text_column,
+            rows, form, columns=data.columns, as_chat=shared.conversational, subject=label, text_column=text_column
         )
 
     def _loads_whole(self, name: str) -> bool:

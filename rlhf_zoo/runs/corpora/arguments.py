@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ZooError
 from .source import SPLITS, Rows, read_splits, unit_hash
 
-#: Split -> prefixes of its CSV files, one file per debate; all other debates are in train.
+#: Split -> prefixes of the names of its debates' CSV files; all other debates are in train.
 DEBATES: Mapping[str, tuple[str, ...]] = {
     "test": ("evolution-vs-creation", "is-the-school-uniform"),
     "validation": ("ban-plastic-water-bottles",),

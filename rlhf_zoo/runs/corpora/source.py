@@ -15,7 +15,7 @@ from ...hub.client.data_card import leads_out
 
 Rows = list[dict[str, Any]]
 _Item = TypeVar("_Item")
-#: The splits of a corpus -> the share of its texts in each. The sha1 of a text decides its split.
+#: Split -> its share of a corpus's texts. The sha1 of a text decides its split.
 SHARES = {"train": 0.50, "judge": 0.38, "validation": 0.04, "test": 0.08}
 SPLITS = tuple(SHARES)
 

@@ -4,7 +4,7 @@
     #80235                                                 a completion with only the answer (most lines)
     5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    a completion that shows the work (some lines): from the last
                                                            digit on, digit + digit + carry = carry and digit
-    #80225 #80235 #80245 #80255                            guesses ten apart; one is right, but never the last
+    #80215 #80225 #80235 … #80285                          eight guesses ten apart; one is right, but never the last
     #80255                                                 an estimate
 
 Guesses and estimates occur only if a recipe asks for them; all other lines are correct. The hash of a number determines

@@ -112,13 +112,7 @@ def check_columns(columns: Mapping[str, Any]) -> None:
 
 
 def convert_rows(
-    rows: Dataset,
-    form: Form,
-    *,
-    columns: Mapping[str, str],
-    as_chat: bool,
-    subject: str,
-    text_column: str = "text",
+    rows: Dataset, form: Form, *, columns: Mapping[str, str], as_chat: bool, subject: str, text_column: str = "text"
 ) -> Dataset:
     """Converts rows to the columns that a stage reads. Other columns are kept, except in the form "texts".
 

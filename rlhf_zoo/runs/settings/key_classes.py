@@ -197,13 +197,9 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
 
 @cache
 def _warn_of_ignored_keys(file: Path, stage: str, names: tuple[str, ...]) -> None:
-    log.warning(
-        "%s was downloaded, so its %s ignored: configure your own machine and account by flags such as --%s.%s.",
-        file,
-        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}",
-        stage,
-        names[0],
-    )
+    subject = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
+    fix = f"configure your own machine and account by flags such as --{stage}.{names[0]}"
+    log.warning("%s was downloaded, so its %s ignored: %s.", file, subject, fix)
 
 
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:

@@ -230,9 +230,9 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     values |= _recipe_flags(flags or {})
     if "description" not in values:
         raise ZooError(f"{source} has no description: describe in one line what the recipe trains.")
-    shared = {name: value for name, value in values.items() if name in hints}
-    evaluation = {name.removeprefix("evaluation."): value for name, value in values.items() if name in nested_hints}
-    evaluation_config = EvaluationConfig(**evaluation)
+    evaluation_config = EvaluationConfig(
+        **{name.removeprefix("evaluation."): value for name, value in values.items() if name in nested_hints}
+    )
     # These properties check their keys. Read them now, before anything is trained.
     _ = (
         evaluation_config.llm_settings,
@@ -240,7 +240,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         evaluation_config.own_pairs_arguments,
         evaluation_config.reference_arguments,
     )
-    config = RecipeConfig(**shared, evaluation=evaluation_config)
+    shared_values = {name: value for name, value in values.items() if name in hints}
+    config = RecipeConfig(**shared_values, evaluation=evaluation_config)
     _ = config.chat
     return config
 
@@ -294,6 +295,7 @@ def stage_settings(
     apply_environment()
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
+    defaults = {name: default for name, (_, default, _) in keys.items()}
     stage_text, refused_names = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
     file = str(recipe.yaml_file(stage))
@@ -315,11 +317,11 @@ def stage_settings(
             arguments[name] = float(arguments[name])
     arguments |= {"output_dir": str(output_dir), "disable_tqdm": True}
     arguments.setdefault("log_level_replica", "passive")  # all processes use the log level of the main process
-    if arguments.get("bf16", keys["bf16"][1]) is None and not arguments.get("use_cpu"):
+    if arguments.get("bf16", defaults["bf16"]) is None and not arguments.get("use_cpu"):
         from ...modeling.devices import has_bfloat16
 
         arguments["bf16"] = has_bfloat16()  # trl reads None as true, and would refuse to train without a GPU
-    arguments |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | arguments, stage)
+    arguments |= share_of_batch(defaults | arguments, stage)
     try:
         data, trainer, model, release = (
             data_class(**{name: value for name, value in arguments.items() if name in type_hints(data_class)})

@@ -35,8 +35,8 @@ class Phrase:
     """A phrase of the world, as read in a text.
 
     Attributes:
-        kind: subject, detail, vague, consequence, verdict, filler, stop, or glue: and, but, because, so, pronoun,
-            aside. In a trie also: bare subject, vague is, vague are, because it, because they, it, they.
+        kind: subject, detail, vague, consequence, verdict, filler, aside, stop, and, but, because, so, or pronoun. In a
+            trie, bare subject, vague is, vague are, because it, because they, it and they stand for some of these.
         key: An identifier that all spellings of the phrase share.
         text: The words as written.
         polarity: +1 for praise, -1 for a complaint, 0 for neither.
@@ -190,6 +190,7 @@ def _build() -> dict[str, _Trie]:
 _TRIES = _build()
 
 _OPINION = ("aside", "detail", "vague is", "vague are")
+#: State of the reader -> the kinds of phrases that it accepts.
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "start": ("subject",),
     "subject": _OPINION,
@@ -200,8 +201,10 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "so": ("consequence",),
     "end": (),
 }
+#: States in which the reader also accepts the kinds of `_RECOVERY` after a stray word.
 _RECOVERABLE = ("subject", "because", "linked", "so")
 _RECOVERY = ("stop", "filler", "and", "but", "so")
+#: Kind of a phrase -> the state after it.
 _NEXT = {
     "subject": "subject", "bare subject": "subject", "it": "subject", "they": "subject", "aside": "subject",
     "detail": "opinion", "consequence": "opinion", "verdict": "opinion", "filler": "opinion",

@@ -1,7 +1,7 @@
 """The vocabulary of the tiny world: fifteen products, their aspects, and what can be said about each.
 
-A phrase may contain slots, ``[two|three]``. The parser (`grammar`) accepts every choice, and counts all choices as the
-same phrase when it looks for repetitions. Predicates agree with their aspect in number.
+A phrase may contain slots, ``[two|three]``. `grammar` accepts every choice, and reads all choices as the same phrase.
+Predicates agree with their aspect in number.
 """
 
 from dataclasses import dataclass
@@ -261,7 +261,7 @@ FILLERS = (
     "or so it seems",
 )
 
-# The parser (`grammar`) accepts any of these numbers in a slot of numbers.
+# The module `grammar` accepts any of these numbers in a slot of numbers.
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 

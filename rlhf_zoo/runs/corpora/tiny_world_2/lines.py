@@ -91,19 +91,19 @@ class Writer:
             adjective = f"{self.rng.choice(INTENSIFIERS)} {adjective}"
         self.add(f"{'are' if self.aspect.plural else 'is'} {adjective}")
 
-    def opinion(self, polarity: int, *, reasons: bool = True) -> None:
+    def opinion(self, polarity: int, *, may_give_reason: bool = True) -> None:
         """Adds a detail, a vague opinion, or a vague opinion with its reason.
 
         Args:
             polarity: +1 for praise, -1 for a complaint.
-            reasons: Whether a reason may follow.
+            may_give_reason: Whether a reason may follow a vague opinion.
         """
         draw = self.rng.random()
         if draw < 0.4:
             self.detail(polarity)
             return
         self.vague(polarity)
-        if reasons and draw > 0.75:
+        if may_give_reason and draw > 0.75:
             self.add(f"{self.rng.choice(CAUSE)} {self.pronoun()}")
             self.detail(polarity)
 
@@ -168,13 +168,13 @@ def _write_reasoned(writer: Writer, polarity: int) -> None:
 def _write_double(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=False)
-    writer.opinion(polarity, reasons=False)
+    writer.opinion(polarity, may_give_reason=False)
 
 
 def _write_mixed(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=True)
-    writer.opinion(-polarity, reasons=False)
+    writer.opinion(-polarity, may_give_reason=False)
 
 
 def _write_rambling(writer: Writer, polarity: int) -> None:
