@@ -491,10 +491,10 @@ def _load_labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
 
 
 def _published_commits(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    repo, commit, _ = checkpoint.published_at
+    repo, commit, _ = checkpoint.hub_location
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
 def _checkpoint_entry(checkpoint: Checkpoint) -> dict[str, Any]:
-    repo, commit, tag = checkpoint.published_at
+    repo, commit, tag = checkpoint.hub_location
     return {"name": checkpoint.name, "repo": repo, "commit": commit, "tag": tag}

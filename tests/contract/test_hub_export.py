@@ -235,7 +235,18 @@ def rewrite_source(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
     source_hub.api().super_squash_history(SOURCE)
 
 
-@pytest.mark.parametrize("prepare", [make_foreign_commit, commit_after_export, export_other_source, rewrite_source])
+def move_branch_of_source(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
+    """Leaves the branch without commits of its own, so no commit is missing on the target."""
+    source_hub.api().create_branch(SOURCE, branch="old", revision="step-3")
+    export()
+    source_hub.api().delete_branch(SOURCE, branch="old")
+    source_hub.api().create_branch(SOURCE, branch="old", revision="step-0")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [make_foreign_commit, commit_after_export, export_other_source, rewrite_source, move_branch_of_source],
+)
 def test_export_rejects_target_with_other_commits(source_hub, target_hub, export, prepare):
     prepare(source_hub, target_hub, export)
     refs = target_hub.git(TARGET, "for-each-ref")

@@ -56,7 +56,7 @@ def stored_file(hub, sha256: str) -> Path:
 def uploaded_bytes(hub, repo: str = REPO) -> int:
     """Returns the number of content bytes in all xorbs of the epoch."""
     xorbs = (store_of(hub, repo) / "xorbs").iterdir()
-    chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.find_chunks(xorb)]
+    chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.find_chunk_offsets(xorb)]
     return sum(len(xet_format.read_chunk(xorb, at)) for xorb, at in chunks)
 
 

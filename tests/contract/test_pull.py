@@ -124,7 +124,7 @@ def test_pull_json_lists_files(at_module_hub, commits, tmp_path, pull):
 def test_resolve_names_tag_of_short_step(at_module_hub, commits):
     names = [resolve(f"{REPO}{revision}").name for revision in ("@step-40", "@0040", "@step-000040", "@best", "")]
     assert names == [*[f"{REPO}@step-000040"] * 3, f"{REPO}@best", REPO]
-    assert resolve(REPO, revision="step-4").published_at == (REPO, commits[4], "step-000004")
+    assert resolve(REPO, revision="step-4").hub_location == (REPO, commits[4], "step-000004")
 
 
 @pytest.mark.parametrize(

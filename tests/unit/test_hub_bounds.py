@@ -22,7 +22,7 @@ from rlhf_zoo.hub.server.git import GitRepository
 from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
-from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, find_chunks, parse_shard, read_chunk
+from rlhf_zoo.hub.server.xet_format import _SHARD_MAGIC, MAX_CHUNKS, find_chunk_offsets, parse_shard, read_chunk
 
 ENTRY = struct.Struct("<32s4I")
 TINY = b"\0\1\0\0\0\1\0\0x"
@@ -42,10 +42,10 @@ def test_xorb_chunk_count_is_bounded() -> None:
     """65 MiB of chunks of 9 bytes are 7.5 million; hf-xet makes 8,192 at most."""
     with io.BytesIO(TINY * (65 * 2**20 // len(TINY))) as xorb, assert_peak_memory(1):
         with pytest.raises(Fault, match="8192 chunks") as caught:
-            find_chunks(xorb)
+            find_chunk_offsets(xorb)
         assert caught.value.status == 400
         xorb.truncate(len(TINY) * MAX_CHUNKS)
-        chunks = find_chunks(xorb)
+        chunks = find_chunk_offsets(xorb)
         assert len(chunks) == MAX_CHUNKS
         assert read_chunk(xorb, chunks[-1]) == b"x"
 

@@ -29,10 +29,10 @@ def listing(repo: str, *steps: int) -> dict:
     return {"repo": repo, "note": None, "checkpoints": rows}
 
 
-def test_published_at_gives_repository_commit_and_tag(tmp_path: Path) -> None:
+def test_hub_location_gives_repository_commit_and_tag(tmp_path: Path) -> None:
     for name, tag in (("local/x@best", "best"), ("local/x", None), (f"local/x@{COMMIT}", None)):
-        assert Checkpoint(name, tmp_path, "local/x", COMMIT).published_at == ("local/x", COMMIT, tag)
-    assert Checkpoint("x@best", tmp_path).published_at == (None, None, None)
+        assert Checkpoint(name, tmp_path, "local/x", COMMIT).hub_location == ("local/x", COMMIT, tag)
+    assert Checkpoint("x@best", tmp_path).hub_location == (None, None, None)
 
 
 def test_local_run_has_its_checkpoints(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def build(
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 build_blind_tab(
                     streams,
-                    {"ppo": ModelRevision(*lineage.ppo.published_at), "sft": ModelRevision(*lineage.sft.published_at)},
+                    {"ppo": ModelRevision(*lineage.ppo.hub_location), "sft": ModelRevision(*lineage.sft.hub_location)},
                     tally,
                     prompts=page_models.prompts,
                     defaults=defaults,

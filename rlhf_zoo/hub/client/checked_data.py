@@ -265,9 +265,9 @@ def open_checked(
         token: Access token for the Hub in `datasets.config`; None for the stored token, False for none.
 
     Yields:
-        The data set at the commit whose card passed the check. Offline, or if the Hub does not answer or accepts no
-        token, the data set at `revision`: while the context is open, `datasets` then reads only data that it has
-        already built and cached, which needs no card.
+        The data set at the commit whose card passed the check. Offline, or if the Hub does not answer or does not
+        accept the token, the data set at `revision`: while the context is open, `datasets` then reads only data that it
+        has already built and cached, which needs no card.
 
     Raises:
         ZooError: There is no such data set, a pattern or link leads outside it, its card sets an option that is not
@@ -410,7 +410,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_inconclusive(error: Exception) -> bool:
-    """Whether an error does not tell if the data set exists: no Hub answered, the Hub failed, or no token was valid."""
+    """Whether an error does not tell if the data set exists: no Hub answered, it failed, or the token is not valid."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):

@@ -150,7 +150,7 @@ def commit_on_head(
 
 
 def _read_claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
-    """Returns the run that claim.json names at a commit (None for the head); "" if it names none, None without it."""
+    """Returns the run in claim.json at a commit (None: at the head); "" if the file has none, None if it is missing."""
     from huggingface_hub.errors import EntryNotFoundError
 
     try:

@@ -1,7 +1,7 @@
 """Recognizes downloaded folders, whose content is data and never runs as code.
 
-The program that downloads a folder leaves marks in it or above it, so no repository can hide that it was downloaded. A
-folder that arrived in another way (by git, or in a zip file) has no mark and counts as the user's own.
+A program that downloads a repository leaves marks in or above its folder, and no repository can prevent that. A folder
+that arrived in another way (by git, or in a zip file) has no mark and counts as the user's own.
 """
 
 import os

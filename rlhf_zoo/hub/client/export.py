@@ -44,7 +44,7 @@ class ExportResult:
     """The result of an export.
 
     Args:
-        commits: Commit of the source -> commit of the target. A commit that changes no file has its parent's.
+        commits: Commit of the source -> commit of the target; for a commit that changes no file, its parent's.
         tags: Tag -> commit of the target.
         branches: Branch -> commit of the target.
         sent: Number of commits that this export made.
@@ -64,7 +64,7 @@ class Branch:
 
     Args:
         name: Name of the branch.
-        fork: The commit of an earlier branch that it starts from; None if it shares no commit with any.
+        fork: The commit of an earlier branch from which this branch starts; None if it shares no commit with any.
         commits: The commits that no earlier branch has, oldest first.
     """
 
@@ -223,9 +223,9 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
     storage = Storage(root)
     repos = {str(repo): repo for repo in storage.repositories(kind)}
     if name not in repos:
-        if other := next((repo.kind for repo in storage.repositories() if str(repo) == name), None):
-            raise ZooError(f"{name} is a {other}, not a {kind}: pass --repo_type {other}.")
-        # Names in one namespace are always similar, so that a single suggestion would often be wrong.
+        if actual_kind := next((repo.kind for repo in storage.repositories() if str(repo) == name), None):
+            raise ZooError(f"{name} is a {actual_kind}, not a {kind}: pass --repo_type {actual_kind}.")
+        # Names in one namespace are always similar, so a single suggestion would often be wrong.
         closest = ", ".join(difflib.get_close_matches(name, repos, n=5, cutoff=0))
         hint = f"the closest names are {closest}" if closest else "it has none"
         if Path(name).exists():
@@ -272,8 +272,8 @@ class _Export:
         self.source = source
         self.report = report
         self.api = hub.api()
-        self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
-        self.name = f"{repo_id} on {hub.name}"
+        self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}  # keywords for HfApi
+        self.target_name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
         self.accepted_commits: set[str] = set()  # the target's first commit, and the commits that earlier exports sent
         self.reported_count = self.sent_count = 0  # of commits
@@ -282,16 +282,16 @@ class _Export:
         branches, tags = self.source.branches(), self.source.tags()
         # Check the files before anything is sent, because a partial export would be worse than none.
         self.source.check_large_files([commit for branch in branches for commit in branch.commits])
-        with translate_hub_errors(
-            f"{self.name} cannot be written", "check the name and the token's rights, and try again."
-        ):
+        remedy = "check the name and the token's rights, and try again."
+        with translate_hub_errors(f"{self.target_name} cannot be written", remedy):
             self._create(self.source.private if private is None else private)
             heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).branches}
-        missing_commits = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
-        total = sum(map(len, missing_commits.values()))
+        missing_by_branch = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
+        total = sum(map(len, missing_by_branch.values()))
         new_heads = {}
         for branch in branches:
-            new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing_commits[branch.name], total)
+            missing_commits = missing_by_branch[branch.name]
+            new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing_commits, total)
         tags_to_send = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
         self._tag(tags_to_send)
         branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
@@ -304,10 +304,9 @@ class _Export:
         kind = self.source.repo.kind
         sdk: dict[str, Any] = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
         self.api.create_repo(**self.target, private=private, exist_ok=True, **sdk)
-        # With exist_ok, an existing repository keeps its visibility. Private files must not end up in a public
-        # repository.
+        # With exist_ok, an existing repository keeps its visibility, and private files must not become public.
         if private and not self.api.repo_info(**self.target).private:
-            raise ZooError(f"{self.name} exists and is public: make it private first, or export with --public.")
+            raise ZooError(f"{self.target_name} exists and is public: make it private first, or export with --public.")
 
     def _match_commits(self, branch: Branch, head: str | None) -> list[str]:
         """Records in `commits` the commits of a branch that the target has, and returns the missing ones.
@@ -344,17 +343,16 @@ class _Export:
     def _commits_to_send(self, branch: Branch) -> list[str]:
         """Returns the commits that are not in `self.commits` and that change a file: a Hub makes no empty commits."""
         tree = self.source.git.root_tree
-        pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
             commit
-            for parent, commit in pairs
+            for parent, commit in zip([branch.fork, *branch.commits], branch.commits, strict=False)
             if commit not in self.commits and (parent is None or tree(parent) != tree(commit))
         ]
 
     def _foreign_commit_error(self, commit: str) -> ZooError:
         return ZooError(
-            f"{self.name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is now: "
-            "choose another --repo."
+            f"{self.target_name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is "
+            "now: choose another --repo."
         )
 
     def _replay(self, branch: Branch, head: str | None, missing_commits: list[str], total: int) -> str:
@@ -374,6 +372,9 @@ class _Export:
                 assert parent is not None
                 self.commits[commit] = self.commits[parent]
             parent = commit
+        assert parent is not None  # a branch has a fork or commits of its own
+        if head != self.commits[parent]:  # since the last export, the branch was moved to another commit
+            raise self._foreign_commit_error(head)
         return head
 
     def _send(self, branch: str, commit: str, head: str, total: int) -> str:
@@ -422,7 +423,7 @@ class _Export:
             paths_to_add, paths_to_delete = self._changes(commit, self._list_target_files(self.commits[commit]))
             if paths_to_add or paths_to_delete:
                 raise ZooError(
-                    f"{self.name} differs from {self.source.repo}@{commit[:8]} in "
+                    f"{self.target_name} differs from {self.source.repo}@{commit[:8]} in "
                     f"{', '.join([*paths_to_add, *paths_to_delete][:5])}: check its .gitignore, or delete that "
                     "repository and export again."
                 )
@@ -444,4 +445,4 @@ class _Export:
         return paths_to_add, sorted(listing.keys() - files.keys())
 
     def _translate_refusal(self, request: str) -> AbstractContextManager[None]:
-        return translate_hub_errors(f"{self.name} refused {request}", "run the same command again to continue.")
+        return translate_hub_errors(f"{self.target_name} refused {request}", "run the same command again to continue.")

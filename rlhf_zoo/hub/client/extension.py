@@ -55,8 +55,8 @@ def install() -> str | None:
     """
     script, target = executable(), folder()
     old_manifest = _own_manifest(target)
-    # An interrupted installation leaves an empty folder.
-    if old_manifest is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
+    is_empty = target.is_dir() and not any(target.iterdir())  # as an interrupted installation leaves it
+    if old_manifest is None and os.path.lexists(target) and not is_empty:
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
         "owner": SOURCE,

@@ -44,7 +44,7 @@ RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_st
 
 
 def read_publication(checkpoint: Path) -> dict[str, Any]:
-    """Returns the content of a checkpoint's published.json; {} if the checkpoint was not sent, or is deleted meanwhile.
+    """Returns the content of a checkpoint's published.json; {} if the checkpoint has none.
 
     Args:
         checkpoint: The checkpoint's folder.
@@ -167,16 +167,16 @@ def publish_checkpoint(
     commit = _find_earlier_commit(
         repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub
     )
-    if commit is None and tag_commit is not None and overwrite:
+    if commit is None and tag_commit is not None:
+        if not overwrite:
+            raise ZooError(
+                f"The tag {tag} of {repo_id} on {hub.name} does not point to the commit of {checkpoint}, and moves "
+                "only with --overwrite_repo: pass that option, or publish under another --namespace."
+            )
         # Another run may have claimed the repository meanwhile, and its tags must not be deleted.
         check_claim(repo_id, run_id, hub=hub)
         hub.api().delete_tag(repo_id, tag=tag)
         tag_commit = None
-    if commit is None and tag_commit is not None:
-        raise ZooError(
-            f"The tag {tag} of {repo_id} on {hub.name} points to another commit than that of {checkpoint}, and moves "
-            "only with --overwrite_repo: pass that option, or publish under another --namespace."
-        )
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
         write_text(marker, message + "\n")
@@ -312,13 +312,12 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
     # Never send a pickle by accident: vocab.bin matches a pattern too.
     if path.suffix in (".pt", ".pth", ".bin"):
         return include_resume_files and any(path.match(pattern) for pattern in RESUME_PATTERNS)
-    return any(
-        path.match(pattern) for pattern in (*CHECKPOINT_PATTERNS, *(RESUME_PATTERNS if include_resume_files else ()))
-    )
+    patterns = CHECKPOINT_PATTERNS + (RESUME_PATTERNS if include_resume_files else ())
+    return any(path.match(pattern) for pattern in patterns)
 
 
 def _is_replaceable(name: str) -> bool:
-    """Whether a commit may delete this file as left over from an earlier commit by rlhf-zoo."""
+    """Whether a file is of a kind that rlhf-zoo publishes, so that a later commit may delete it."""
     if name.endswith(".py"):  # users add their own scripts, which a later commit must not delete
         return False
     return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
@@ -412,8 +411,8 @@ def _replace_files(
     from huggingface_hub import CommitOperationDelete
 
     def make_operations(head: str) -> list[Operation]:
-        # claim.json is on main. For a commit to main, read it at the parent commit: the Hub refuses the commit if
-        # another run changes the claim meanwhile.
+        # claim.json is on main. For a commit to main, read the claim at the parent commit: if another run changes it
+        # meanwhile, the Hub refuses the commit.
         check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
         existing_files = hub.api().list_repo_files(repo_id, revision=head)
         stale_files = [name for name in existing_files if _is_replaceable(name) and name not in files]

@@ -20,7 +20,7 @@ from typing import IO, Any
 from ...errors import ZooError
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK_BYTES, Cache, FileToFetch, Folder, sha256_if_intact
-from .refusals import is_outage, reason, status_of, translate_hub_errors, unreachable
+from .refusals import is_outage, reason, status_of, translate_hub_errors, unreachable_error
 from .step_tags import step_of_revision, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
@@ -181,10 +181,10 @@ def fetch(
         if cause is None or not is_outage(cause):
             raise
         if output_dir is not None:
-            raise unreachable(hub, cause, f"so {repository} cannot be fetched") from cause
+            raise unreachable_error(hub, cause, f"so {repository} cannot be fetched") from cause
         cached_revision = _load_from_cache(repo, revision, hub, ignore, reason(cause))
         if cached_revision is None:
-            raise unreachable(hub, cause, f"and {repository} is not in the cache") from cause
+            raise unreachable_error(hub, cause, f"and {repository} is not in the cache") from cause
         return cached_revision
     files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
     destination = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)

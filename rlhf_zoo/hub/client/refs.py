@@ -43,7 +43,7 @@ class Checkpoint:
     hub: Hub | None = None
 
     @property
-    def published_at(self) -> tuple[str | None, str | None, str | None]:
+    def hub_location(self) -> tuple[str | None, str | None, str | None]:
         """(repository, commit, the branch or tag in `name`); (None, None, None) for a local folder."""
         revision = split_revision(self.name)[1] if self.repo else None
         return self.repo, self.commit, None if revision is None or COMMIT_ID.fullmatch(revision) else revision

@@ -195,8 +195,7 @@ def translate_lookup_errors(
         subject: Start of the message, which names the model or data set.
         hub: The Hub.
         remedy: End of the message, which says what the user can do if the Hub does not have the repository.
-        repo: NAMESPACE/NAME[@REVISION] of the repository, with which the message can suggest
-            `--source_hub local`; None if the command lacks that option.
+        repo: NAMESPACE/NAME[@REVISION], to suggest `--source_hub local`; None if the command lacks that option.
         repo_type: "model" or "dataset".
 
     Raises:
@@ -210,11 +209,11 @@ def translate_lookup_errors(
         cause = error.__cause__
         if cause is None or not (is_outage(cause) or is_missing(cause)):
             raise
-        if remedy_here := _remedy_on_embedded_hub(hub, repo, repo_type):
-            raise ZooError(f"{subject} cannot be found on {hub.address} ({reason(cause)}), {remedy_here}") from cause
+        if suggestion := _remedy_on_embedded_hub(hub, repo, repo_type):
+            raise ZooError(f"{subject} cannot be found on {hub.address} ({reason(cause)}), {suggestion}") from cause
         if is_missing(cause):
             raise
-        raise unreachable(hub, cause, f"so {subject[:1].lower()}{subject[1:]} cannot be looked up") from cause
+        raise unreachable_error(hub, cause, f"so {subject[:1].lower()}{subject[1:]} cannot be looked up") from cause
 
 
 def is_missing(error: BaseException) -> bool:
@@ -248,7 +247,7 @@ def _remedy_on_embedded_hub(hub: "Hub", repo: str | None, *repo_types: str) -> s
     return f"but it is on the embedded Hub: add {SOURCE_FLAG} local." if is_there else None
 
 
-def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
+def unreachable_error(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
     """Returns the error for a Hub that does not answer.
 
     Args:
@@ -278,4 +277,4 @@ def check_reachable(hub: "Hub", name: str) -> None:
     if outage is not None:
         if remedy := _remedy_on_embedded_hub(hub, name, "model", "dataset"):
             raise ZooError(f"{name} cannot be looked up on {hub.address} ({reason(outage)}), {remedy}") from outage
-        raise unreachable(hub, outage, f"so {name} cannot be looked up") from outage
+        raise unreachable_error(hub, outage, f"so {name} cannot be looked up") from outage

@@ -84,9 +84,9 @@ def is_own(document: Mapping[str, object]) -> bool:
     return hmac.compare_digest(signature, _compute_signature(content, key))
 
 
-def _compute_signature(document: Mapping[str, object], key: bytes) -> str:
+def _compute_signature(content: Mapping[str, object], key: bytes) -> str:
     # Sign canonical JSON, so that the order of keys and the whitespace in the file do not change the signature.
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 

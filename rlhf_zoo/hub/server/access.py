@@ -15,7 +15,7 @@ class Access:
     """Checks each request's rights.
 
     Without a token, a caller may read public repositories. With any token, it may read all repositories. With a write
-    token, it may also write. Uploads of large files instead carry a signature that a caller with a write token got.
+    token, it may also write. Uploads of large files instead carry a signature, which a caller gets with a write token.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:

@@ -13,6 +13,7 @@ import click
 
 from ...errors import ZooError
 from ...fileio import folder_bytes, home
+from .names import KINDS
 from .process import NO_TELEMETRY, running_server, serve
 from .tokens import ROLES, create_token, list_tokens, revoke_tokens
 
@@ -150,15 +151,15 @@ def status(root: Path | None, as_json: bool) -> None:
     folder = (root or home() / "hub").expanduser().absolute()
     server_record = running_server(folder)
     # Count without `Storage`, which would create the folders of a Hub that does not exist yet.
-    repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
+    repo_counts = {plural: len(list((folder / "repos" / plural).glob("*/*.git"))) for plural in KINDS.values()}
     size = folder_bytes(folder / "repos")
-    damaged_repos = _list_damaged(folder) if sum(repos.values()) else []
+    damaged_repos = _list_damaged(folder) if sum(repo_counts.values()) else []
     report = {
         "running": server_record is not None,
         "url": server_record["url"] if server_record else None,
         "pid": server_record["pid"] if server_record else None,
         "root": str(folder),
-        "repositories": repos,
+        "repositories": repo_counts,
         "bytes": size,
         "damaged": damaged_repos,
     }
@@ -170,7 +171,7 @@ def status(root: Path | None, as_json: bool) -> None:
     )
     click.echo(f"url           {address}")
     click.echo(f"root          {folder}")
-    click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
+    click.echo(f"repositories  {', '.join(f'{count} {plural}' for plural, count in repo_counts.items())}")
     click.echo(f"size          {size / 1e6:,.1f} MB")
     for entry in damaged_repos:
         click.echo(f"damaged       {entry['type']} {entry['id']}: {entry['reason']}; see {entry['folder']}")
@@ -219,9 +220,9 @@ def token_list(root: Path | None, as_json: bool) -> None:
 
 
 @token.command(cls=_Command)
-@click.argument("tokens", nargs=-1, required=True, metavar="ID...")
+@click.argument("ids_or_tokens", nargs=-1, required=True, metavar="ID...")
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
-def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
+def revoke(ids_or_tokens: tuple[str, ...], root: Path | None) -> None:
     """Revoke tokens; a running Hub refuses them at once.
 
     Give the id of each token, or the token itself.
@@ -230,7 +231,7 @@ def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
     Example:
       rlhf-zoo hub token revoke 1a2b3c4d5e6f
     """
-    for record in revoke_tokens(root or home() / "hub", tokens):
+    for record in revoke_tokens(root or home() / "hub", ids_or_tokens):
         click.echo(f"Revoked {record.id} ({record.role}{f', {record.name}' if record.name else ''}).", err=True)
 
 

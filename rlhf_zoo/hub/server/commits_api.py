@@ -97,7 +97,7 @@ class CommitsApi(Api):
             is_ignored = IgnoredPaths(
                 _read_file(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
             )
-            files = []
+            answers = []
             needed_bytes = 0
             for file in object_list(fields, "files", max_count=_MAX_FILES):
                 path = check_path(file.get("path"))
@@ -117,11 +117,11 @@ class CommitsApi(Api):
                     answer["oid"] = pointer.oid if pointer else stored_oid
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed_bytes += max(size, 0)
-                files.append(answer)
+                answers.append(answer)
         # Refuse here if the disk is full: the client shows this message. If Xet refuses, it shows only the status.
         if needed_bytes:
             self._storage.require_room(needed_bytes)
-        return json_response({"files": files, "commitOid": commit})
+        return json_response({"files": answers, "commitOid": commit})
 
     def _commit(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Commits a list of changes to a branch: either all of them or none."""

@@ -27,7 +27,7 @@ class FilesApi(Api):
         router.add("POST", "/api/{repo}/paths-info/{revision}", self._paths_info, max_body=SMALL_BODY)
 
     def _resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends a file's content, or the part that Range asks for. For HEAD, sends only size, ETag and commit."""
+        """Sends a file's content, or the part that Range asks for. For HEAD, sends only the headers."""
         self._access.require_read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
@@ -83,7 +83,7 @@ class FilesApi(Api):
             return json_response(_describe_paths(git, commit, page, expand=expand), headers=headers)
 
     def _paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Describes the requested paths. Leaves out missing paths."""
+        """Describes the requested paths. Leaves out missing paths and the root."""
         self._access.require_read(request, repo)
         fields = request.form()
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")

@@ -118,8 +118,7 @@ class HubServer(ThreadingHTTPServer):
             True for loopback names and for the address that the server is bound to. If the server is bound to all
             addresses, also for any IP address and this machine's names.
         """
-        name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-        name = name.strip("[]").lower()
+        name = re.sub(r":[0-9]+$", "", header).strip("[]").lower()
         if name in LOOPBACK_HOSTS or name == self.bound_host.lower():
             return True
         if self.bound_host not in _WILDCARDS:

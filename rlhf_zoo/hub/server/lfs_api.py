@@ -58,22 +58,22 @@ class LfsApi(Api):
         self._access.require_read(request, repo)
         fields = request.json()
         target = member(fields, "target", dict) or {}
-        names = (member(target, "name", str) or "").split("/")
-        if len(names) != 2:
+        parts = (member(target, "name", str) or "").split("/")
+        if len(parts) != 2:
             raise bad_request("The target's name must be NAMESPACE/NAME.")
-        target_repo = parse_repo_id(member(target, "type", str) or "model", *names)
+        target_repo = parse_repo_id(member(target, "type", str) or "model", *parts)
         self._access.require_write(request, target_repo)
-        source, store = self._storage.large_files(repo), self._storage.large_files(target_repo)
+        store, target_store = self._storage.large_files(repo), self._storage.large_files(target_repo)
         files = object_list(fields, "files", max_count=_MAX_OBJECTS)
         oids = dict.fromkeys(check_oid(file.get("sha256")) for file in files)
         failures = []
         with translate_upload_errors(target_repo, self._storage):
             for oid in oids:
-                size = source.size(oid)
+                size = store.size(oid)
                 if size is None:
                     failures.append({"sha256": oid, "error": f"'{repo}' has no such file"})
-                elif store.size(oid) != size:
-                    store.copy_from(source, oid)
+                elif target_store.size(oid) != size:
+                    target_store.copy_from(store, oid)
         return json_response({"succeeded": len(oids) - len(failures), "failed": failures})
 
     def _upload(self, request: Request, repo: RepoId, oid: str) -> Response:

@@ -89,7 +89,7 @@ def check_path(path: object) -> str:
         The path. A checkout on Linux, macOS or Windows writes it neither outside its folder nor over git's own files.
 
     Raises:
-        Fault: 400 for a path that is not relative, that is unsafe in this sense, or that is too long.
+        Fault: 400 for any other path, and for a path that is too long.
     """
     from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 

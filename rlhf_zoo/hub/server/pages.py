@@ -33,9 +33,9 @@ class PagesApi(Api):
 
     def _front_page(self, request: Request) -> Response:
         """Lists the repositories that the caller may see, the most recently changed first."""
-        rows_by_kind = {_TITLES[kind]: self._list_rows(request, kind) for kind in KINDS}
+        rows_by_title = {_TITLES[kind]: self._list_rows(request, kind) for kind in KINDS}
         title = "rlhf-zoo embedded Hub"
-        return _render("index.html.jinja", title=title, rows_by_kind=rows_by_kind, limit=_MAX_ROWS)
+        return _render("index.html.jinja", title=title, rows_by_title=rows_by_title, limit=_MAX_ROWS)
 
     def _list_rows(self, request: Request, kind: str) -> list[dict[str, Any]]:
         rows = []

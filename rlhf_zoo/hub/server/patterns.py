@@ -278,7 +278,7 @@ class LfsPaths:
         self._rules = _Rules(budget)
         for line in content.split(b"\n"):
             pattern, *attributes = line.split() or [b"#"]
-            # Skip comments, macros, patterns that git refuses, and patterns for folders, to which no filter applies.
+            # Skip blank lines, comments, macros, patterns that git refuses, and folders, to which no filter applies.
             if pattern.startswith((b"#", b"!", b"[attr]")) or pattern.endswith(b"/") or len(line) > _MAX_ATTRIBUTE_LINE:
                 continue
             filters = [attribute for attribute in attributes if attribute.lstrip(b"-!").partition(b"=")[0] == b"filter"]

@@ -57,20 +57,20 @@ class SpacesApi(Api):
             entry["description"] = fields["description"]
         # Hold the lock while reading and writing, so that no change is lost if two requests arrive at once.
         with self._storage.lock(repo):
-            values = {**getattr(self._storage.settings(repo), kind), key: entry}
-            self._storage.change_settings(repo, **{kind: values})
-        return json_response(values)
+            entries = {**getattr(self._storage.settings(repo), kind), key: entry}
+            self._storage.change_settings(repo, **{kind: entries})
+        return json_response(entries)
 
     def _remove(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Removes a variable or a secret. Fault 404 if it does not exist."""
         self._access.require_write(request, repo)
         key = _check_variable_name(request.json())
         with self._storage.lock(repo):
-            values = dict(getattr(self._storage.settings(repo), kind))
-            if values.pop(key, None) is None:
+            entries = dict(getattr(self._storage.settings(repo), kind))
+            if entries.pop(key, None) is None:
                 raise Fault(404, f"The Space '{repo}' has no {kind.removesuffix('s')} '{key}'.")
-            self._storage.change_settings(repo, **{kind: values})
-        return json_response(values)
+            self._storage.change_settings(repo, **{kind: entries})
+        return json_response(entries)
 
 
 def _check_variable_name(fields: dict[str, object]) -> str:

@@ -86,7 +86,6 @@ class Settings:
     secrets: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a value does not have the type that a Hub writes."""
         check_types(vars(self), _SETTING_TYPES)
         for entries in (self.variables, self.secrets):
             for entry in entries.values():

@@ -29,7 +29,7 @@ def _hash_token(token: str) -> str:
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenRecord:
     """The record of an issued token, without the token itself.
 
     Args:
@@ -50,7 +50,6 @@ class Token:
     expires: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an invalid field."""
         if not _SHA256.fullmatch(str(self.sha256)):
             raise ValueError(f"{self.sha256!r:.80} is not a sha256")
         if self.role not in ROLES:
@@ -85,7 +84,7 @@ class TokenFile:
     def __init__(self, root: Path) -> None:
         self._path = root / "tokens.json"
         self._stamp: tuple[int, int] | None = None
-        self._tokens: dict[str, Token] = {}
+        self._records: dict[str, TokenRecord] = {}  # by sha256
 
     def role(self, token: str) -> str | None:
         """Looks up the role of a token.
@@ -106,15 +105,15 @@ class TokenFile:
         # The file is replaced, never edited, so the inode changes even if the clock has not advanced.
         stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self._stamp:
-            self._tokens = {token.sha256: token for token in self.read_all()}
+            self._records = {record.sha256: record for record in self.read_all()}
             self._stamp = stamp
-        record = self._tokens.get(_hash_token(token))
+        record = self._records.get(_hash_token(token))
         return None if record is None or record.expired else record.role
 
-    def read_all(self) -> list[Token]:
-        """Returns every token, oldest first, including expired ones. Raises ZooError if the file is damaged."""
+    def read_all(self) -> list[TokenRecord]:
+        """Returns every record, oldest first, including expired ones. Raises ZooError if the file is damaged."""
         try:
-            return [Token(**entry) for entry in read_json(self._path, [])]
+            return [TokenRecord(**entry) for entry in read_json(self._path, [])]
         except (ValueError, TypeError) as error:
             raise ZooError(
                 f"{self._path} is damaged ({error}): restore it from a copy, or remove it, which revokes every "
@@ -133,10 +132,10 @@ class TokenFile:
         now = int(time.time())
         expires = None if seconds is None else _format_date(now + seconds)
         with locked(self._path.with_name(".tokens.lock")):
-            self._write([*self.read_all(), Token(_hash_token(token), role, _format_date(now), name, expires)])
+            self._write([*self.read_all(), TokenRecord(_hash_token(token), role, _format_date(now), name, expires)])
         return token
 
-    def revoke(self, id_or_token: str) -> Token | None:
+    def revoke(self, id_or_token: str) -> TokenRecord | None:
         """Revokes a token.
 
         Args:
@@ -146,16 +145,16 @@ class TokenFile:
             The record of the revoked token; None if there is no such token.
         """
         with locked(self._path.with_name(".tokens.lock")):
-            tokens = self.read_all()
-            for token in tokens:
-                if id_or_token in (token.id, token.sha256) or _hash_token(id_or_token) == token.sha256:
-                    self._write([other for other in tokens if other is not token])
-                    return token
+            records = self.read_all()
+            for record in records:
+                if id_or_token in (record.id, record.sha256) or _hash_token(id_or_token) == record.sha256:
+                    self._write([other for other in records if other is not record])
+                    return record
         return None
 
-    def _write(self, tokens: list[Token]) -> None:
+    def _write(self, records: list[TokenRecord]) -> None:
         # Leave out expired tokens: `role` refuses them anyway.
-        items = [vars(token).items() for token in tokens if not token.expired]
+        items = [vars(record).items() for record in records if not record.expired]
         write_json(self._path, [{key: value for key, value in fields if value is not None} for fields in items])
 
 
@@ -201,7 +200,7 @@ def create_token(
         return tokens.add(role, name=name, seconds=seconds)
 
 
-def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
+def list_tokens(root: str | os.PathLike[str]) -> list[TokenRecord]:
     """Lists the tokens of a Hub.
 
     Args:
@@ -217,7 +216,7 @@ def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
         return tokens.read_all()
 
 
-def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) -> list[Token]:
+def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) -> list[TokenRecord]:
     """Revokes tokens and returns their records.
 
     Args:

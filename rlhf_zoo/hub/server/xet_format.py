@@ -44,33 +44,30 @@ def _hash_hex(hash_bytes: bytes) -> str:
     return "".join(f"{number:016x}" for number in struct.unpack("<4Q", hash_bytes))
 
 
-def find_chunks(xorb: BinaryIO) -> array[int]:
-    """Finds the chunks of a xorb.
+def find_chunk_offsets(xorb: BinaryIO) -> array[int]:
+    """Returns the offsets of the headers of a xorb's chunks.
 
     Args:
         xorb: The open file.
-
-    Returns:
-        The offsets of the chunks' headers.
 
     Raises:
         Fault: 400 for a chunk that is truncated, or for too many chunks.
     """
     size = xorb.seek(0, os.SEEK_END)
-    chunks = array("I")
+    offsets = array("I")
     offset = 0
     while offset < size:
         header = _read_header(xorb, offset)
         if header is None:
             break
-        if len(chunks) == MAX_CHUNKS:
+        if len(offsets) == MAX_CHUNKS:
             raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which no client sends.")
-        chunks.append(offset)
+        offsets.append(offset)
         _, stored_size, _ = header
         offset += _CHUNK_HEADER_BYTES + stored_size
         if offset > size:
             raise bad_request("A chunk of the xorb is cut short.")
-    return chunks
+    return offsets
 
 
 def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:

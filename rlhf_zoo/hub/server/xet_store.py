@@ -21,7 +21,7 @@ from ...fileio import sync_folder
 from .durable import is_in_use, locked, mark_in_use
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
-from .xet_format import ShardFile, find_chunks, parse_shard, read_chunk
+from .xet_format import ShardFile, find_chunk_offsets, parse_shard, read_chunk
 
 _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600
@@ -153,16 +153,16 @@ class XetStore:
             raise
 
     def _read_content(self, file: ShardFile) -> Iterator[bytes | bytearray]:
-        chunks_by_xorb: dict[str, array[int]] = {}
+        offsets_by_xorb: dict[str, array[int]] = {}
         for segment in file.segments():
             path = self._folder / "xorbs" / segment.xorb
             if not path.exists():
                 raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
             with open(path, "rb") as xorb:
-                if segment.xorb not in chunks_by_xorb:
-                    chunks_by_xorb[segment.xorb] = find_chunks(xorb)
-                chunks = chunks_by_xorb[segment.xorb]
-                if not segment.start < segment.end <= len(chunks):
+                if segment.xorb not in offsets_by_xorb:
+                    offsets_by_xorb[segment.xorb] = find_chunk_offsets(xorb)
+                offsets = offsets_by_xorb[segment.xorb]
+                if not segment.start < segment.end <= len(offsets):
                     raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
-                for offset in chunks[segment.start : segment.end]:
+                for offset in offsets[segment.start : segment.end]:
                     yield read_chunk(xorb, offset)
