@@ -62,7 +62,7 @@ class PPOReleaseArguments(ReleaseArguments):
     )
 
 
-def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated_split: str | None) -> None:
+def check_release_rule(stage: str, release: ReleaseArguments, trainer: Any, *, evaluated_split: str | None) -> None:
     """Checks, before training, that the release keys work together and can choose a checkpoint.
 
     Args:

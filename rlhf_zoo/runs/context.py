@@ -257,13 +257,14 @@ class RunContext:
         that run.json records.
 
         Args:
-            stage: Name of the stage.
+            stage: Name of the stage, or another command that trains, such as "run".
             *flags: Flags to append.
         """
         name = self.recipe.cli_name
         if not self.recipe.stages:
             name = _recipe_of_command(self.record(stage).read().get("command")) or self.recipe.name
-        return " ".join(["rlhf-zoo", stage, name, "--output_dir", shlex.quote(str(self.directory)), *flags])
+        directory = self.record(stage).path.parent  # `base` if the run does not train the stage itself
+        return " ".join(["rlhf-zoo", stage, name, "--output_dir", shlex.quote(str(directory)), *flags])
 
     def check_recipe(self, stages: Sequence[str]) -> None:
         """Checks that the records of stages belong to this recipe.
@@ -344,8 +345,8 @@ class RunContext:
         if run_json.get("status") == "finished" and checkpoint is not None:
             check_integrity(checkpoint)
             if step is None:
-                restart = f"rlhf-zoo {stage} {self.recipe.cli_name} --restart"
-                _check_final_weights(checkpoint, run_json, fix=f"train the stage again with `{restart}`")
+                fix = f"train the stage again with `{self.stage_command(stage, '--restart')}`"
+                _check_final_weights(checkpoint, run_json, fix=fix)
             publication = read_publication(checkpoint)
             lineage = {key: publication.get(key) for key in ("repo", "commit", "tag")}
             lineage |= {"hub": publication.get("hub", self.hub.label), "path": checkpoint.name}

@@ -89,7 +89,7 @@ def _check_digests(context: RunContext) -> None:
         if digests.get(name) != sha256:
             raise ZooError(
                 f"{record.path / name} has changed since the run prepared it: restore it, choose another "
-                f"--output_dir, or start again with `rlhf-zoo run {context.recipe.cli_name} --restart`."
+                f"--output_dir, or start again with `{context.stage_command('run', '--restart')}`."
             )
 
 

@@ -92,8 +92,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
         if is_same_dataset and dataset.get("files", files) != files:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
-                f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
-                "--restart`."
+                f"another --output_dir, or train that stage again with `{context.stage_command(name, '--restart')}`."
             )
 
 

@@ -135,12 +135,12 @@ def _member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     """Finds the finished checkpoint of a reward model of the ensemble."""
     member = _run_of_member(context, name)
     record = member.record("reward")
-    train_hint = f"`rlhf-zoo ensemble {context.recipe.cli_name} --seeds N` trains reward models of N seeds"
+    train_hint = f"`{context.stage_command('ensemble', '--seeds', 'N')}` trains reward models of N seeds"
     if not is_member_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, but {record.path} has no finished reward model: {train_hint}.")
     sft_fingerprint = context.record("sft").read().get("fingerprint")
-    sft = (record.read().get("parents") or {}).get("sft") or {}
-    if sft_fingerprint is not None and sft.get("fingerprint") not in (None, sft_fingerprint):
+    sft_lineage = (record.read().get("parents") or {}).get("sft") or {}
+    if sft_fingerprint is not None and sft_lineage.get("fingerprint") not in (None, sft_fingerprint):
         raise ZooError(
             f"The reward model in {record.path} was trained from a different SFT policy than "
             f"{context.record('sft').path}: {train_hint} again with --restart."

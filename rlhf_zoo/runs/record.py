@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
@@ -253,7 +254,8 @@ class StageRecord:
         if key is None:
             raise ZooError(f"{self.run_file} has a fingerprint that does not match its settings: use --restart.")
         stage = document.get("stage")
-        command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
+        run_directory = shlex.quote(str(self.path.parent))
+        command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {run_directory} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         old_value, new_value = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(settings, key))
         raise ZooError(

@@ -149,13 +149,13 @@ def is_ensemble_member(name: str) -> bool:
     return ENSEMBLE_MEMBER.fullmatch(name) is not None
 
 
-def reward_names(names: Any) -> list[str]:
+def reward_names(reward_model_path: Any) -> list[str]:
     """Returns the value of `reward_model_path` as a list of names.
 
     Args:
-        names: The value of the key: None, a name or a list of names.
+        reward_model_path: The value of the key: None, a name or a list of names.
     """
-    return [] if names is None else [names] if isinstance(names, str) else list(names)
+    return [reward_model_path] if isinstance(reward_model_path, str) else list(reward_model_path or [])
 
 
 def starts_from_base(stage: Any, settings: Mapping[str, Any]) -> bool:

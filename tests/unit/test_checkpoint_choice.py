@@ -12,7 +12,7 @@ from rlhf_zoo.runs.checkpoint_choice import (
     PPOReleaseArguments,
     ReleaseArguments,
     best_step,
-    check_rule,
+    check_release_rule,
     checkpoints_to_keep,
     choice_of_verdict,
     choose_checkpoint,
@@ -114,23 +114,23 @@ def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsen
         ({"save_strategy": "epoch"}, "validation", "an evaluation at every checkpoint"),
     ],
 )
-def test_check_rule_rejects_unusable_rules(fields, evaluated_split, message):
+def test_check_release_rule_rejects_unusable_rules(fields, evaluated_split, message):
     arguments = trainer(**{"metric_for_best_model": "rewards/gold", **fields})
-    check_rule("ppo", LAST, arguments, evaluated_split=evaluated_split)
+    check_release_rule("ppo", LAST, arguments, evaluated_split=evaluated_split)
     with pytest.raises(ZooError, match=message):
-        check_rule("ppo", BEST, arguments, evaluated_split=evaluated_split)
+        check_release_rule("ppo", BEST, arguments, evaluated_split=evaluated_split)
 
 
-def test_check_rule_accepts_valid_rules():
-    check_rule("ppo", BEST, trainer(metric_for_best_model="eval_rewards/gold"), evaluated_split="validation")
+def test_check_release_rule_accepts_valid_rules():
+    check_release_rule("ppo", BEST, trainer(metric_for_best_model="eval_rewards/gold"), evaluated_split="validation")
     epochs = trainer(metric_for_best_model="loss", eval_strategy="epoch", save_strategy="epoch")
-    check_rule("sft", BEST, epochs, evaluated_split="validation")
-    check_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), evaluated_split="validation")
+    check_release_rule("sft", BEST, epochs, evaluated_split="validation")
+    check_release_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), evaluated_split="validation")
 
 
 def test_recommended_rule_is_provisional_until_verdict(tmp_path):
     """Until the evaluation has chosen, the last checkpoint stands in, and none is best."""
-    check_rule("ppo", RECOMMENDED, trainer(), evaluated_split=None)
+    check_release_rule("ppo", RECOMMENDED, trainer(), evaluated_split=None)
     ppo = record(tmp_path)
     chosen = choose_checkpoint(ppo, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}

@@ -354,6 +354,10 @@ def test_check_fingerprint_names_the_changed_setting(tmp_path):
         ZooError, match=r"\(`rlhf-zoo ppo tiny-world --output_dir \S+ --restart`, with your other flags, leaves the"
     ):
         stage.check_fingerprint({**resolved, "kl_coef": 0.3}, recipe="tiny-world")
+    spaced = StageRecord(tmp_path / "my run" / "ppo")
+    spaced.write(stage="ppo", recipe="tiny-world", fingerprint=fingerprint(resolved), resolved=resolved)
+    with pytest.raises(ZooError, match=r"--output_dir '\S+/my run' --restart`"):
+        spaced.check_fingerprint({**resolved, "kl_coef": 0.3}, recipe="tiny-world")
     with pytest.raises(ZooError, match=rf"this one has \"{'x' * 76}\.\.\.: "):
         stage.check_fingerprint({**resolved, "kl_coef": "x" * 200})
     stage.write(fingerprint=fingerprint({"kinds": ["x" * 90, "a"]}), resolved={"kinds": ["x" * 90, "a"]})

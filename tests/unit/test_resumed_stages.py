@@ -308,7 +308,7 @@ def test_separate_stages_read_data_recorded_by_first_stage(folder: Path) -> None
     _append(file, json.dumps({"prompt": "ab", "answer": "c", "row": 12}) + "\n")
     for again, stage in ((context, "reward"), *((replace(context, restart=True), one) for one in ("ppo", "eval"))):
         with pytest.raises(
-            ZooError, match=r"data has changed since the stage sft trained on it: .*`rlhf-zoo sft .*toy --restart`"
+            ZooError, match=r"since the stage sft trained on it: .*`rlhf-zoo sft .*toy --output_dir .*run --restart`"
         ):
             pipeline.run_stage(again, stage)
     context.record("sft").write(dataset={})

@@ -269,7 +269,7 @@ def test_missing_ensemble_members_are_rejected_before_training(tmp_path: Path) -
     make_recipe(tmp_path)
     save_start(tmp_path)
     context = make_context(tmp_path, **WORST)
-    trains = r"`rlhf-zoo ensemble .*toy --seeds N` trains reward models of N seeds"
+    trains = r"`rlhf-zoo ensemble .*toy --output_dir .*run --seeds N` trains reward models of N seeds"
     with pytest.raises(ZooError, match=rf"names {MEMBER}, but .* has no finished reward model: {trains}\.$"):
         check_members(context)
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]

@@ -12,7 +12,7 @@ from ...modeling.chat_template import ChatSettings
 from ...modeling.distributed import check_can_shard
 from ...modeling.gguf import unpack_if_gguf
 from ...plugins import SYNONYMS, did_you_mean
-from ..checkpoint_choice import ReleaseArguments, check_rule
+from ..checkpoint_choice import ReleaseArguments, check_release_rule
 from ..data.batch_share import share_of_batch
 from ..data.layout import DataArguments
 from ..environment import apply_environment
@@ -363,7 +363,7 @@ def check_combinations(stage: str, data: Any, trainer: Any, model: Any, release:
                 f"load_best_model_at_end of the stage {stage} loads unsharded weights, unlike fsdp2: remove it."
             )
         check_can_shard(trainer.world_size, OptimizerNames(trainer.optim).value)
-    check_rule(stage, release, trainer, evaluated_split=data.evaluated_split)
+    check_release_rule(stage, release, trainer, evaluated_split=data.evaluated_split)
     if (
         trainer.eval_strategy != "no"
         and data.evaluated_split is None
