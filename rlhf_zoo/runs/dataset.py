@@ -219,11 +219,11 @@ def training_and_held_out_rows(
     if data_args.held_out_share is not None and stage == "ppo":
         test, held_out, train = _split_ppo_rows(context, train)
         held_out_prompts = datasets.concatenate_datasets([test, held_out])
-        count = len(train)
+        prompt_count = len(train)
         train, dropped_count = drop_rows_with_prompts(train, held_out_prompts, subject="the stage ppo")
         if dropped_count:
             context.warn_once(
-                f"{dropped_count} of {count} prompts of PPO are left out: they contain a held-out prompt."
+                f"{dropped_count} of {prompt_count} prompts of PPO are left out: they contain a held-out prompt."
             )
     elif data_args.held_out_share is not None:
         train, held_out = hold_out(train, data_args.held_out_share)

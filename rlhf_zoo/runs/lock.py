@@ -71,7 +71,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     with _HELD_LOCKS_GUARD:
         held_lock = _HELD_LOCKS.get(real_path)
         if held_lock is None:
-            held_lock = _HELD_LOCKS[real_path] = _acquire(real_path, name=directory, command=command)
+            held_lock = _HELD_LOCKS[real_path] = _acquire(real_path, shown_path=directory, command=command)
         held_lock.count += 1
     try:
         yield
@@ -83,7 +83,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
                 _release(held_lock, real_path)
 
 
-def _acquire(directory: Path, *, name: Path, command: str) -> _HeldLock:
+def _acquire(directory: Path, *, shown_path: Path, command: str) -> _HeldLock:
     new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     lock = FileLock(directory / LOCK, thread_local=False, blocking=False, fallback_to_soft=False)
     try:
@@ -91,14 +91,14 @@ def _acquire(directory: Path, *, name: Path, command: str) -> _HeldLock:
         lock.acquire()
     except Timeout as error:
         raise ZooError(
-            f"{_describe_holder(directory / LOCK)} writes into {name}: wait until it has ended, or choose another "
-            "directory."
+            f"{_describe_holder(directory / LOCK)} writes into {shown_path}: wait until it has ended, or choose "
+            "another directory."
         ) from error
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ZooError(
-            f"{name} cannot be locked against other commands ({reason}): choose a directory that you can write to, on "
-            "a file system with locks."
+            f"{shown_path} cannot be locked against other commands ({reason}): choose a directory that you can write "
+            "to, on a file system with locks."
         ) from error
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": now()}
     # This replaces the text of a killed process. A failed write on a full disk is harmless: the lock does not need it.

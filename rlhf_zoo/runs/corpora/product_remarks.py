@@ -4,6 +4,7 @@ The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COL
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
 """
 
+import itertools
 import random
 import re
 import zipfile
@@ -71,7 +72,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     remarks = read_lower_case_remarks(source)
     other_remarks = {split: remarks[split] for split in ("train", "validation", "test")}
     return {
-        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in other_remarks.items()},
+        "lines": {split: [{"text": remark.text} for remark in other_remarks[split]] for split in other_remarks},
         "prompts": _prompts(other_remarks, seed=seed),
         "preferences": {
             "train": _pairs(other_remarks["train"], f"train pairs {seed}", limit=train_pairs, matched_only=False),
@@ -121,10 +122,9 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
     training prompt, so that frequent openings stay frequent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for rows in remarks.values():
-        for remark in rows:
-            for opening in _openings(remark):
-                counts[opening][remark.label] += 1
+    for remark in itertools.chain.from_iterable(remarks.values()):
+        for opening in _openings(remark):
+            counts[opening][remark.label] += 1
     low, high = NEUTRAL
     neutral_openings = {
         opening

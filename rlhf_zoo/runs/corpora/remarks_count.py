@@ -143,7 +143,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
             candidates.add(_prompt(remark, COUNTS[int(position * 1e6) % len(COUNTS)], 1 + int(position * 2)))
         prompts[split] = sorted(candidates, key=unit_hash)
     return {
-        "lines": {split: [{"text": _line(remark)} for remark in rows] for split, rows in lists.items()},
+        "lines": {split: [{"text": _line(remark)} for remark in lists[split]] for split in lists},
         "prompts": {
             split: [{"prompt": prompt} for prompt in candidates if _split_of(prompt) == split]
             for split, candidates in prompts.items()

@@ -195,8 +195,10 @@ def file_problem(path: Path) -> str | None:
             return f"{file.name} is empty: add rows"
         if file.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
             return f"{file.name} is read as JSON lines, but does not have the ending .jsonl: rename or convert it"
+        if file.suffix.lower() != ".jsonl":
+            continue
         with file.open("rb") as lines:
-            for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else (), start=1):
+            for number, line in enumerate(lines, start=1):
                 try:
                     json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader skips empty lines
                 except UnicodeDecodeError:

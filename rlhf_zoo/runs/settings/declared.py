@@ -203,7 +203,7 @@ def _declaration(entry: ast.AnnAssign, assigned_values: Mapping[str, ast.expr]) 
     value = entry.value
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("field", "option")):
         return DeclaredKey(annotation, _literal(value), "")
-    if value.func.id == "option":
+    if value.func.id == "option":  # option(DEFAULT, HELP)
         return DeclaredKey(annotation, *map(_literal, value.args))
     field_arguments = {keyword.arg: keyword.value for keyword in value.keywords}
     if "init" in field_arguments and _literal(field_arguments["init"]) is False:

@@ -60,9 +60,8 @@ def check_installed(settings: StageSettings) -> None:
         needed_packages["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
     if any(mark in optimizer for mark in BITSANDBYTES_OPTIMIZERS) and "torchao" not in optimizer:
         needed_packages[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
-    for version in "23":
+    for version, module in ((2, "flash_attn"), (3, "flash_attn_interface")):
         if model.attn_implementation == f"flash_attention_{version}":
-            module = {"2": "flash_attn", "3": "flash_attn_interface"}[version]
             needed_packages[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for name in settings.trainer.report_to or ():
         if name in _REPORTERS:

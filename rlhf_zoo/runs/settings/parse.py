@@ -264,7 +264,7 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _suggest_flag(name: str, hints: Mapping[str, Any]) -> str:
     """Returns the end of the message about an unknown flag without `STAGE.`: what to write instead."""
-    flags = {key: key for key in hints}
+    flags = {key: key for key in hints}  # flag -> key without its prefix
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
     flags |= {key: key.partition(".")[2] for key in hints if key.startswith("evaluation.")}
