@@ -43,7 +43,7 @@ class ProbeCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Skips existing files; if the run is resumed, the earliest completions may still serve as SFT's."""
+        """Skips existing files; if a run without `against` is resumed, its earliest completions may serve as SFT's."""
         if getattr(args, "log_completions", True) is False:
             raise ZooError(
                 "ProbeCallback probes the completions that the trainer logs: set log_completions=True in its "
