@@ -123,13 +123,13 @@ class PPOComparison:
         Returns:
             The fits of proxy and judge; {} if there are fewer than three n above 1.
         """
-        above_one = [point for point in points if point.mean_kl > 0]
-        if len(above_one) < MIN_POINTS:
+        points_above_one = [point for point in points if point.mean_kl > 0]
+        if len(points_above_one) < MIN_POINTS:
             return {}
-        kl = np.stack([point.by_prompt(point.kl) for point in above_one])
+        kl = np.stack([point.by_prompt(point.kl) for point in points_above_one])
         gains = {
-            "proxy": [point.by_prompt(point.reward - points[0].reward) for point in above_one],
-            "judge": [point.by_prompt(point.judge - points[0].judge) for point in above_one],
+            "proxy": [point.by_prompt(point.reward - points[0].reward) for point in points_above_one],
+            "judge": [point.by_prompt(point.judge - points[0].judge) for point in points_above_one],
         }
         return {
             name: fit_form("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()

@@ -33,8 +33,8 @@ def word_overlap(a: str, b: str) -> float:
     """
     a_counts, b_counts = Counter(words(a)), Counter(words(b))
     # & takes the minimum of each count, | the maximum.
-    both, either = (a_counts & b_counts).total(), (a_counts | b_counts).total()
-    return both / either if either else 1.0
+    shared_count, total_count = (a_counts & b_counts).total(), (a_counts | b_counts).total()
+    return shared_count / total_count if total_count else 1.0
 
 
 def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike | None) -> NDArray[np.bool_]:
@@ -122,8 +122,8 @@ def measure_hard_pairs(
     chosen_lengths, rejected_lengths = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([word_overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, because ten tokens matter in a short text but not in a long one.
-    longest = np.maximum(chosen_lengths, rejected_lengths)
-    same_length = np.abs(chosen_lengths - rejected_lengths) <= SAME_LENGTH * longest
+    longer_lengths = np.maximum(chosen_lengths, rejected_lengths)
+    same_length = np.abs(chosen_lengths - rejected_lengths) <= SAME_LENGTH * longer_lengths
 
     def accuracy(rows: NDArray[np.intp]) -> dict[str, Any] | None:
         if not len(rows):

@@ -302,11 +302,11 @@ def _measure_now(
                 _unpad(batch.logprobs, batch),
                 [row for _, rows in kl_parts for row in rows],
             )
-    merged: tuple[list, ...] = ([], [], [], [])
+    merged_metrics: tuple[list, ...] = ([], [], [], [])
     for batch_metrics in distributed.gather_in_order(metrics_by_batch):
-        for values, batch_values in zip(merged, batch_metrics, strict=True):
+        for values, batch_values in zip(merged_metrics, batch_metrics, strict=True):
             values += batch_values
-    reward, exact_kls, logprobs, ref_logprobs = merged
+    reward, exact_kls, logprobs, ref_logprobs = merged_metrics
     judge_scores = {
         # Paid judges come last, so that an error in a free judge costs nothing.
         judge.name: score_completions(judge, prompts, samples.texts, columns)

@@ -106,10 +106,10 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     """
     chosen_scores, rejected_scores = _check_sides(chosen, rejected)
     # If ties counted one half, a model that scores all texts alike would get one half.
-    right = chosen_scores > rejected_scores
+    is_right = chosen_scores > rejected_scores
     if prompts is None:
-        return proportion(int(right.sum()), len(right))
-    return mean_share(right.astype(float), _prompt_groups(prompts, len(right)))
+        return proportion(int(is_right.sum()), len(is_right))
+    return mean_share(is_right.astype(float), _prompt_groups(prompts, len(is_right)))
 
 
 def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, *, n: int = 2) -> Estimate:

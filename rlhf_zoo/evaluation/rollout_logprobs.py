@@ -89,10 +89,10 @@ def add_logprobs(
             for (_, tokens), prompts in zip(encoded_texts, other_prompts, strict=True)
             for prompt in prompts
         ]
-        sums = _compute_logprobs(
+        other_logprobs = _compute_logprobs(
             model, tokenizer, requests, cache, is_sum=True, desc=f"log p under other prompts, on {device}"
         )  # fmt: skip
-        dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own_logprobs], sums)
+        dependence = dependence_from_logprobs([sum(_as_list(value)) for value in own_logprobs], other_logprobs)
     sides = []
     start = 0
     for side, side_rows in zip((policy, sft), rows, strict=True):

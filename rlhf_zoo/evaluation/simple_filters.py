@@ -166,10 +166,12 @@ def _best_of_n_filters(reward: Floats, judge: Floats, wins: Floats) -> Iterator[
 
 def _length_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
     """Yields the longest of n samples, or the shortest if these have the higher reward."""
-    length = np.reshape([float(len(words(text))) for text in completions], reward.shape)
+    lengths = np.reshape([float(len(words(text))) for text in completions], reward.shape)
     sizes = _powers_of_two(reward.shape[1])
-    longest, shortest = (expected_best_of_n(sign * length, sizes[-1:], judge=reward).mean() for sign in (1, -1))
-    name, score = ("longest", length) if longest >= shortest else ("shortest", -length)
+    longest_reward, shortest_reward = (
+        expected_best_of_n(sign * lengths, sizes[-1:], judge=reward).mean() for sign in (1, -1)
+    )
+    name, score = ("longest", lengths) if longest_reward >= shortest_reward else ("shortest", -lengths)
     expected_scores = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
     for size, *values in zip(sizes, *expected_scores, strict=True):
         yield Filter(f"{name} of {size}", "length", size, *values)

@@ -83,8 +83,8 @@ def score_trivial_policies(comparison: HeadToHead, policies: Sequence[TrivialPol
     """
     _, prompts, columns = repeat_prompts(rows, comparison.samples_per_prompt)
     is_paid = isinstance(comparison.evaluator.judge, LLMJudge)
-    affordable = [policy for policy in policies if policy.kind == "constant" or not is_paid]
-    return TrivialScores([_score_policy(comparison, policy, prompts, columns) for policy in affordable])
+    judged_policies = [policy for policy in policies if policy.kind == "constant" or not is_paid]
+    return TrivialScores([_score_policy(comparison, policy, prompts, columns) for policy in judged_policies])
 
 
 def _score_policy(

@@ -71,9 +71,9 @@ def mark_right_answers(policy: Completions, sft: Completions) -> VerifiedSides:
     if not exploits:
         return VerifiedSides(policy, sft, None)
     policy, sft = (_unmark(side, exploits) for side in (policy, sft))
-    (text, count), more = exploits.most_common(1)[0], len(exploits) - 1
+    (text, count), more_count = exploits.most_common(1)[0], len(exploits) - 1
     quote = f"{text[:_MAX_QUOTE]} …" if len(text) > _MAX_QUOTE else text
-    more_texts = f", and {more} other text{'s' if more > 1 else ''} likewise" if more else ""
+    more_texts = f", and {more_count} other text{'s' if more_count > 1 else ''} likewise" if more_count else ""
     return VerifiedSides(
         policy,
         sft,
@@ -86,7 +86,8 @@ def _unmark(side: Completions, exploits: Counter[str]) -> Completions:
     if side.verified is None:
         return side
     verified = [
-        right and normalize_text(text) not in exploits for text, right in zip(side.texts, side.verified, strict=True)
+        is_right and normalize_text(text) not in exploits
+        for text, is_right in zip(side.texts, side.verified, strict=True)
     ]
     return replace(side, verified=verified)
 
@@ -94,14 +95,14 @@ def _unmark(side: Completions, exploits: Counter[str]) -> Completions:
 def _find_exploits(policy: Completions, sft: Completions) -> Counter[str]:
     """Returns the texts that a program accepts for different right answers, with the number of their prompts."""
     sft_answers: dict[Hashable, str] = {}
-    for prompt, text, right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
-        if right:
+    for prompt, text, is_right in zip(sft.prompts, sft.texts, sft.verified or (), strict=False):
+        if is_right:
             sft_answers.setdefault(sft.group_by_prompt[prompt], text)
     # Text -> group of prompts -> SFT's right answer to them.
     answers_by_text: defaultdict[str, dict[Hashable, str]] = defaultdict(dict)
-    for prompt, text, right in zip(policy.prompts, policy.texts, policy.verified or (), strict=False):
+    for prompt, text, is_right in zip(policy.prompts, policy.texts, policy.verified or (), strict=False):
         group = policy.group_by_prompt[prompt]
-        if right and group in sft_answers:
+        if is_right and group in sft_answers:
             answers_by_text[normalize_text(text)][group] = sft_answers[group]
     answers_by_recurring_text = {
         text: list(answers.values()) for text, answers in answers_by_text.items() if len(answers) > 1

@@ -186,9 +186,9 @@ class Watcher:
                 self.warned_families.add(result.family)
                 log.warning("Probe %s: %s", result.family, result.finding)
                 send_alert(f"Probe {result.family} fired", result.finding, is_error=result.severe)
-        severe = [result for result in report.probes if result.severe]
-        if severe and self.stop:
-            raise Hacked(f"Training was stopped because the policy's completions are useless: {severe[0].finding}")
+        first_severe = next((result for result in report.probes if result.severe), None)
+        if first_severe is not None and self.stop:
+            raise Hacked(f"Training was stopped because the policy's completions are useless: {first_severe.finding}")
 
 
 def _to_completions(samples: Sequence[tuple[str, str]]) -> Completions:

@@ -271,12 +271,12 @@ def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 def _make_unique(names: Sequence[str]) -> list[str]:
     """Makes names unique: each copy of a repeated name gets its index in the list as a suffix."""
     used_names = {name for name in names if names.count(name) == 1}
-    unique = []
+    unique_names = []
     for index, name in enumerate(names):
         if names.count(name) > 1:
             name = f"{name}_{index}"
             while name in used_names:
                 name += "_"
             used_names.add(name)
-        unique.append(name)
-    return unique
+        unique_names.append(name)
+    return unique_names

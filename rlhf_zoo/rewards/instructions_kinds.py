@@ -101,8 +101,8 @@ def _has_first_word(text: str, arguments: Arguments) -> bool:
     words = paragraphs[arguments["nth_paragraph"] - 1].split()
     if not words:
         return False
-    first = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)[0]
-    return first.lower() == arguments["first_word"].strip().lower()
+    first_word = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)[0]
+    return first_word.lower() == arguments["first_word"].strip().lower()
 
 
 def _has_paragraphs(text: str, arguments: Arguments) -> bool:
@@ -122,9 +122,9 @@ def _has_placeholders(text: str, arguments: Arguments) -> bool:
 
 
 def _has_postscript(text: str, arguments: Arguments) -> bool:
-    marker, lower = arguments["postscript_marker"].strip(), text.lower()
+    marker, lower_text = arguments["postscript_marker"].strip(), text.lower()
     pattern = _POSTSCRIPTS.get(marker)
-    return marker.lower() in lower if pattern is None else pattern.search(lower) is not None
+    return marker.lower() in lower_text if pattern is None else pattern.search(lower_text) is not None
 
 
 def _has_highlights(text: str, arguments: Arguments) -> bool:

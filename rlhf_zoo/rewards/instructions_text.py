@@ -42,25 +42,25 @@ def count_sentences(text: str) -> int:
     tokens = text.split()
     count = 0
     for position, token in enumerate(tokens):
-        following = tokens[position + 1].lstrip(_OPENING) if position + 1 < len(tokens) else None
-        if following is None or _ends_sentence(token, following):
+        next_token = tokens[position + 1].lstrip(_OPENING) if position + 1 < len(tokens) else None
+        if next_token is None or _ends_sentence(token, next_token):
             count += 1
     return count
 
 
-def _ends_sentence(token: str, following: str) -> bool:
+def _ends_sentence(token: str, next_token: str) -> bool:
     core = token.rstrip(_CLOSING)
     if core.endswith(("!", "?")):
         return True
     if core.endswith(("..", "…")):
-        return following[:1].isupper()
+        return next_token[:1].isupper()
     if not core.endswith("."):
         return False
     word = core[:-1].lstrip(_OPENING).lower()
     if word in ABBREVIATIONS or (len(word) == 1 and word.isalpha()):
-        return following.rstrip(_CLOSING + ".") in SENTENCE_STARTERS
+        return next_token.rstrip(_CLOSING + ".") in SENTENCE_STARTERS
     # The period of an ordinal such as "3. place", or of "no. 3", does not end a sentence.
-    return not (word.isdigit() and following[:1].islower()) and not (word == "no" and following[:1].isdigit())
+    return not (word.isdigit() and next_token[:1].islower()) and not (word == "no" and next_token[:1].isdigit())
 
 
 def count_capital_words(text: str) -> int:

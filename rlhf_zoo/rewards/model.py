@@ -188,8 +188,8 @@ class RewardModel:
         self.truncated_count += 1
         warn_truncated(self.name, self.max_length)
         # Keep a special token in the first position, because encoders pool it.
-        first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
-        return [*first, *row[len(row) - self.max_length + len(first) :]]
+        first_ids = row[:1] if row[0] in self.tokenizer.all_special_ids else []
+        return [*first_ids, *row[len(row) - self.max_length + len(first_ids) :]]
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -205,11 +205,11 @@ class RewardModel:
         def score(indices: Sequence[int]) -> Tensor:
             batch = [torch.tensor(rows[index]) for index in indices]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
-            highest = max((int(row.max()) for row in batch if len(row)), default=0)
-            if highest >= self.num_embeddings:
+            max_id = max((int(row.max()) for row in batch if len(row)), default=0)
+            if max_id >= self.num_embeddings:
                 # In a custom training loop, prompts and completions may have ids that belong to no token.
                 raise ZooError(
-                    f"A text has the token id {highest}, but the reward model {self.name} has only "
+                    f"A text has the token id {max_id}, but the reward model {self.name} has only "
                     f"{self.num_embeddings} embedding rows: resize the policy's or the reward model's embeddings to "
                     "the tokenizer."
                 )
@@ -227,8 +227,8 @@ class RewardModel:
     def _select_score(self, logits: Tensor, mask: Tensor) -> Tensor:
         """Returns the scores s of a batch, (b,), from logits (b, labels) or (b, L, 1), and the mask (b, L)."""
         if logits.ndim == 3 and logits.shape[2] == 1:
-            last = (mask.sum(1) - 1).clamp(min=0)
-            return logits[:, :, 0].gather(1, last.unsqueeze(1)).squeeze(1)
+            last_indices = (mask.sum(1) - 1).clamp(min=0)
+            return logits[:, :, 0].gather(1, last_indices.unsqueeze(1)).squeeze(1)
         if logits.ndim != 2 or (self.label is None and logits.shape[1] != 1):
             raise ZooError(
                 f"The reward model {self.name} returns logits of the shape {tuple(logits.shape)} for a batch of "

@@ -83,15 +83,15 @@ class AnswerRule(Rule):
             ZooError: The prompts lack the column, or its name is reserved, so reward functions do not receive it.
         """
         names, column = list(names), self.column
-        readable = [name for name in names if name not in RESERVED]
+        readable_names = [name for name in names if name not in RESERVED]
         if column in withheld_columns(names):
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, but that name is reserved, so the "
                 f"column is not passed to reward functions: {how_to_rename(column)}, and set "
                 f'{self.name}(column="given_{column}").'
             )
-        if column not in readable:
-            columns_text = ", ".join(map(repr, readable)) or "no columns but the prompt"
+        if column not in readable_names:
+            columns_text = ", ".join(map(repr, readable_names)) or "no columns but the prompt"
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, but the prompts have {columns_text}: set the "
                 f'column of the answers, {self.name}(column="NAME").'
