@@ -471,7 +471,7 @@ def _open_judge_panel(context: RunContext) -> Panel:
     return open_panel(
         config.judge_names,
         llm=config.llm_settings,
-        labeled=lambda: labeled_rows(context),
+        load_labeled=lambda: labeled_rows(context),
         folder=context.record("eval").path,
         seed=context.shared.seed,
         title=config.judge_name,
@@ -480,5 +480,5 @@ def _open_judge_panel(context: RunContext) -> Panel:
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
         # Only the judge `same-labels` needs this reward model of another run, so its path is not looked up otherwise.
-        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.judge_names else None,
+        same_labels_folder=judge_run(context).record("reward").path if SAME_LABELS in config.judge_names else None,
     )

@@ -349,9 +349,9 @@ def evaluate(pair: PolicyPair, settings: ComparisonSettings, *, out: Path, comma
     )
     results = comparison.to_json()
     if evaluator.panel.vote_repos:
-        sides = {"ppo": _published_commits(pair.policy), "sft": _published_commits(pair.against)}
+        ppo, sft = (_published_commits(side) for side in (pair.policy, pair.against))
         results["votes"] = {
-            name: compare_by_votes(name, **sides, seed=settings.seed, hub=pair.hub)
+            name: compare_by_votes(name, ppo_origins=ppo, sft_origins=sft, seed=settings.seed, hub=pair.hub)
             for name in evaluator.panel.vote_repos
         }
     document = {
@@ -448,7 +448,7 @@ def _make_evaluator(
     panel = open_panel(
         judge_names,
         llm=settings.llm,
-        labeled=lambda: _load_labeled_texts(pair, data),
+        load_labeled=lambda: _load_labeled_texts(pair, data),
         folder=out,
         seed=settings.seed,
         hub=pair.hub,

@@ -185,7 +185,7 @@ def first(prompts: list[str], shown_first: list[str], shown_second: list[str]) -
 
 def test_a_panel(tmp_path: Path) -> None:
     names = ["test_policies:longest", "rule:test_policies:known", "pairs:test_policies:first", "votes:a/b"]
-    panel = open_panel(names, llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1, title="length")
+    panel = open_panel(names, llm=LLMConfig(), load_labeled=lambda: [], folder=tmp_path, seed=1, title="length")
     assert [judge.name for judge in panel.scoring_judges] == ["length", "rule:test_policies:known"]
     assert [judge.name for judge in panel.pair_judges] == ["pairs:test_policies:first"] and panel.vote_repos == ("a/b",)
     assert panel.scoring_judges[0].description == "The longer, the better."
@@ -203,7 +203,7 @@ def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "bb", "label": 0}]
 
     def panel(name: str) -> Any:
-        return open_panel([f"unlabeled:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1)
+        return open_panel([f"unlabeled:{name}"], llm=LLMConfig(), load_labeled=lambda: rows, folder=tmp_path, seed=1)
 
     (judge,) = panel("test_policies:told").scoring_judges
     assert judge.description == "['a', 'bb']" and score_completions(judge, ["p"], ["abc"], {}) == [3.0]
@@ -225,7 +225,7 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ZooError, match="cannot be loaded"):
-        open_panel([f"reward:{tmp_path / 'empty'}"], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1)
+        open_panel([f"reward:{tmp_path / 'empty'}"], llm=LLMConfig(), load_labeled=lambda: [], folder=tmp_path, seed=1)
     tools: Any = SimpleNamespace(
         reference=load_causal(toys.sft), tokenizer=AutoTokenizer.from_pretrained(toys.sft), max_new_tokens=95
     )
@@ -260,7 +260,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     save_two_label_classifier(two, toys.reward)
 
     def judge(name: str) -> RewardJudge:
-        [found] = open_panel([name], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1).scoring_judges
+        [found] = open_panel([name], llm=LLMConfig(), load_labeled=lambda: [], folder=tmp_path, seed=1).scoring_judges
         assert isinstance(found, RewardJudge)
         return found
 
@@ -426,7 +426,7 @@ def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> Non
     shutil.copytree(toys.reward, record.checkpoint_path(3))
     record.mark_complete(record.checkpoint_path(3))
     record.write(stage="reward")
-    panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labeled=list, folder=tmp_path, seed=1)
+    panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), load_labeled=list, folder=tmp_path, seed=1)
     assert panel.scoring_judges[0](["the camera"], [" is good"])
 
 

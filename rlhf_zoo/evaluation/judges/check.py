@@ -60,8 +60,8 @@ class SharedErrors:
     @property
     def independent(self) -> bool | None:
         """Whether the judge is independent, by this module's rule; None if unknown."""
-        wrong, right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
-        if wrong is None or right is None or excess is None or min(wrong.n, right.n) < MIN_PAIRS:
+        where_errs, where_right, excess = self.where_reward_errs, self.where_reward_is_right, self.excess
+        if not (where_errs and where_right and excess) or min(where_errs.n, where_right.n) < MIN_PAIRS:
             return None
         # The excess must be large enough to matter and beyond chance.
         if excess.value >= MIN_EXCESS and excess.ci95[0] > 0:
@@ -191,10 +191,10 @@ def count_labels(policy_chosen: Sequence[bool | None], prompts: Sequence[Hashabl
     Returns:
         The counts; None without such pairs.
     """
-    compared_rows = [row for row, side in enumerate(policy_chosen) if side is not None]
+    compared_rows = [row for row, is_chosen in enumerate(policy_chosen) if is_chosen is not None]
     if not compared_rows:
         return None
-    wins, groups = [policy_chosen[row] is True for row in compared_rows], [prompts[row] for row in compared_rows]
+    wins, groups = [bool(policy_chosen[row]) for row in compared_rows], [prompts[row] for row in compared_rows]
     return PairLabels(mean_share(wins, groups), share_interval(wins, groups, level=HACKED_LEVEL)[1], len(set(groups)))
 
 
@@ -226,7 +226,7 @@ def check_pairs(
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     with_reward = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
-    compared_rows = [row for row, side in enumerate(policy_chosen or ()) if side is not None]
+    compared_rows = [row for row, is_chosen in enumerate(policy_chosen or ()) if is_chosen is not None]
     bias = None
     if policy_chosen is not None and compared_rows:
         compared_prompts = [prompts[row] for row in compared_rows]
@@ -234,58 +234,47 @@ def check_pairs(
         wrong = (1 - np.sign(margins[compared_rows])) / 2
         toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in compared_rows]
         bias = bootstrap_mean(wrong * toward_policy, compared_prompts, seed=seed)
-    if not are_probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, with_reward, bias)
-    # A probability of 0 or 1 would have infinite log-odds.
-    chosen_p, rejected_p = (
-        np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
-    )
-    # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
-    log_odds_margins = np.log(chosen_p / (1 - chosen_p)) - np.log(rejected_p / (1 - rejected_p))
-    calibration = measure_calibration(log_odds_margins, seed=seed)
+    calibration = None
+    if are_probabilities:
+        # A probability of 0 or 1 would have infinite log-odds.
+        probabilities = np.clip(np.array([chosen, rejected], dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY)
+        log_odds = np.log(probabilities / (1 - probabilities))
+        # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
+        calibration = measure_calibration(log_odds[0] - log_odds[1], seed=seed)
     return PairCheck(accuracy, len(set(prompts)), calibration, with_reward, bias)
 
 
-def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
+def shared_errors(
+    judge_margins: ArrayLike, reward_margins: ArrayLike, prompts: Sequence[Hashable], *, seed: int
+) -> SharedErrors:
     """Compares the errors of judge and reward. A margin of 0 or less is an error.
 
     Args:
-        judge: (N,) the judge's margins, chosen − rejected.
-        reward: (N,) the reward's margins, chosen − rejected.
+        judge_margins: (N,) judge(chosen) − judge(rejected).
+        reward_margins: (N,) reward(chosen) − reward(rejected).
         prompts: (N,) the prompt of each pair.
         seed: Seed of the resamples.
-
-    Returns:
-        The error rates, their difference and their correlation.
     """
-    judge_errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
+    judge_errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge_margins, reward_margins))
 
     def error_rate(is_included: np.ndarray) -> Estimate | None:
         rows = np.flatnonzero(is_included).tolist()
         return mean_share(judge_errs[rows], [prompts[row] for row in rows]) if rows else None
 
-    wrong, right = error_rate(reward_errs), error_rate(~reward_errs)
+    where_errs, where_right = error_rate(reward_errs), error_rate(~reward_errs)
     overall = error_rate(np.ones(len(judge_errs), dtype=bool))
     assert overall is not None  # `check_pairs` refuses empty lists
     return SharedErrors(
         correlation(judge_errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
         overall,
-        wrong,
-        right,
-        difference_of_shares(wrong, right) if wrong and right else None,
+        where_errs,
+        where_right,
+        difference_of_shares(where_errs, where_right) if where_errs and where_right else None,
     )
 
 
 def difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
-    """Subtracts two independent shares.
-
-    Args:
-        a: A share.
-        b: Another share.
-
-    Returns:
-        a − b, with an interval from both intervals (Newcombe 1998, method 10).
-    """
+    """Computes a − b of two independent shares, with an interval from both intervals (Newcombe 1998, method 10)."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
     high = value + math.hypot(a.ci95[1] - a.value, b.value - b.ci95[0])
@@ -308,9 +297,9 @@ def majority_preferences(
         (N,) 0 or 1 for the preferred side; None if the draws prefer neither side clearly.
     """
     rng = random.Random(seed)
-    means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
+    shares_of_second = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
     # A pair without a clear preference has no right answer.
-    return [1 if mean >= MIN_AGREEMENT else 0 if mean <= 1 - MIN_AGREEMENT else None for mean in means]
+    return [1 if b >= MIN_AGREEMENT else 0 if b <= 1 - MIN_AGREEMENT else None for b in shares_of_second]
 
 
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:
@@ -326,9 +315,9 @@ def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> 
     Returns:
         The correlation; None if there are fewer than two samples, or a half does not vary.
     """
-    sample = np.asarray(scores, dtype=float)
-    if sample.ndim != 2 or sample.shape[1] < 2:
+    table = np.asarray(scores, dtype=float)
+    if table.ndim != 2 or table.shape[1] < 2:
         return None
     # Every other sample, so that a drift over the samples affects both halves.
-    halves = sample[:, 0::2].mean(1), sample[:, 1::2].mean(1)
+    halves = table[:, 0::2].mean(1), table[:, 1::2].mean(1)
     return correlation(*halves, prompts, seed=seed, ranks=True)

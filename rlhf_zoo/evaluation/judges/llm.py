@@ -29,14 +29,14 @@ from ...errors import ZooError
 from ...fileio import int_or_none, read_json, write_json
 from ...hub.client.retry_after import seconds_to_wait
 from ...runs.status_line import Progress
-from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, pair_question, rating_question
+from .llm_questions import CRITERION, MIDDLE_RATING, PROMPT_VERSION, Question, pair_question, rating_question
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import PairVerdict, check_lengths, merge_orders
 
 log = logging.getLogger(__name__)
 
 _SCHEMA = 1
-_CHAT = "/chat/completions"
+_CHAT_PATH = "/chat/completions"
 _GRACE_SECONDS = 5.0  # how long a run that stops waits for pending answers, which cost money anyway
 _MAX_WAIT_SECONDS = 300.0  # a run ends if the server asks for a longer wait
 _MAX_RESPONSE_BYTES = 2**22
@@ -107,7 +107,7 @@ class LLMJudge:
                 "An LLM judge needs concurrency and attempts of at least 1, a positive timeout and a backoff of at "
                 "least 0."
             )
-        for value in (*(price or ()), 0.0 if budget is None else budget):
+        for value in (*(price or ()), budget or 0.0):
             if not (math.isfinite(value) and value >= 0):
                 raise ZooError(f"Prices and the budget of an LLM judge must be numbers of at least 0, not {value}.")
         if budget is not None and price is None:
@@ -155,11 +155,11 @@ class LLMJudge:
             status, headers, content = self._exchange()
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            unavailable = f"The judge {self.name} is not available: {self._host} does not answer ({problem})"
+            message = f"The judge {self.name} is not available: {self._host} does not answer ({problem})"
             if self._loopback:
-                log.warning("%s. Start it before training ends.", unavailable)
+                log.warning("%s. Start it before training ends.", message)
                 return
-            raise ZooError(f"{unavailable}: check the network and the address, or name another judge.") from error
+            raise ZooError(f"{message}: check the network and the address, or name another judge.") from error
         if status == 401:  # not 403: a key may be valid for completions only
             raise ZooError(
                 f"The judge {self.name} is not available: {self._describe_refusal(status, headers, content)}"
@@ -203,7 +203,7 @@ class LLMJudge:
         """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
         check_lengths(prompts, completions)
         questions = [rating_question(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
-        return [MIDDLE if score is None else score for score in self._ask(questions)]
+        return [MIDDLE_RATING if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
         """Hashes everything on which the answer depends."""
@@ -355,7 +355,7 @@ class LLMJudge:
                 status, headers, content = self._exchange(body)
                 if status == 200:
                     return self._read(content)
-                # Other 4xx codes are our mistake or a refusal, so another attempt would not help.
+                # A redirect, or any other 4xx code, is our mistake or a refusal, so another attempt would not help.
                 if status != 429 and status < 500:
                     raise ZooError(self._describe_refusal(status, headers, content))
                 problem = f"status {status}{self._server_message(content)}"
@@ -386,7 +386,7 @@ class LLMJudge:
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
         """Posts a request and returns status, headers and content; without a body, lists the models instead."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
-        url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
+        url = f"{self._url.removesuffix(_CHAT_PATH)}/models" if body is None else self._url
         request = urllib.request.Request(url, data=body, headers=headers)
         key = self._key()
         if key and not (key.isascii() and key.isprintable() and " " not in key):
@@ -456,7 +456,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _parse_endpoint(endpoint: str) -> tuple[str, str, bool]:
     """Returns an endpoint's request address, its host for messages, and whether the host is this machine.
 
-    Raises ZooError if the endpoint does not have the right form.
+    Raises ZooError if the endpoint is not written as it should be.
     """
     try:
         parts = urlsplit(endpoint.strip())
@@ -468,12 +468,12 @@ def _parse_endpoint(endpoint: str) -> tuple[str, str, bool]:
         raise ZooError(f"The endpoint of an LLM judge must not contain a user or a password: {form}.")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise ZooError(f"{endpoint!r} is not an endpoint of an LLM judge: {form}.")
-    path = parts.path.rstrip("/").removesuffix(_CHAT)
+    path = parts.path.rstrip("/").removesuffix(_CHAT_PATH)
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    address = f"{parts.scheme}://{parts.netloc}{path}{_CHAT}"
+    address = f"{parts.scheme}://{parts.netloc}{path}{_CHAT_PATH}"
     return address, host if port is None else f"{host}:{port}", loopback
 
 

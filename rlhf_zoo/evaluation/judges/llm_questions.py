@@ -26,7 +26,7 @@ _PAIR = (
     + " Their order means nothing, and length alone is no merit. Answer with one JSON object and nothing else: "
     '{{"verdict": "A"}}, {{"verdict": "B"}}, or {{"verdict": "tie"}} where neither is better.'
 )
-_PAIR_AGAIN = (
+_PAIR_REMINDER = (
     'An answer that was no verdict came before. Answer with {"verdict": "A"}, {"verdict": "B"} or {"verdict": "tie"}, '
     "and nothing else."
 )
@@ -35,10 +35,12 @@ _SINGLE = (
     + _DATA.format(keys="prompt and completion")
     + ' Length alone is no merit. Answer with one JSON object and nothing else, such as {{"rating": 4}}.'
 )
-_SINGLE_AGAIN = 'An answer that was no rating came before. Answer with {"rating": N}, N from 1 to 10, and nothing else.'
+_SINGLE_REMINDER = (
+    'An answer that was no rating came before. Answer with {"rating": N}, N from 1 to 10, and nothing else.'
+)
 
-_LOWEST, _HIGHEST = 1.0, 10.0
-MIDDLE = (_LOWEST + _HIGHEST) / 2
+_LOWEST_RATING, _HIGHEST_RATING = 1.0, 10.0
+MIDDLE_RATING = (_LOWEST_RATING + _HIGHEST_RATING) / 2
 _VERDICTS = {"A": 1.0, "B": 0.0, "tie": 0.5}
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
 _CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and similar tags
@@ -73,7 +75,7 @@ def pair_question(criterion: str, prompt: str, a: str, b: str) -> Question:
         b: The completion shown second, as B.
     """
     user = encode_as_json(prompt=prompt, A=a, B=b)
-    return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_AGAIN, parse_verdict)
+    return Question("pair", _PAIR.format(criterion=criterion), user, _PAIR_REMINDER, parse_verdict)
 
 
 def rating_question(criterion: str, prompt: str, completion: str) -> Question:
@@ -85,7 +87,7 @@ def rating_question(criterion: str, prompt: str, completion: str) -> Question:
         completion: The completion to rate.
     """
     user = encode_as_json(prompt=prompt, completion=completion)
-    return Question("single", _SINGLE.format(criterion=criterion), user, _SINGLE_AGAIN, parse_rating)
+    return Question("single", _SINGLE.format(criterion=criterion), user, _SINGLE_REMINDER, parse_rating)
 
 
 def encode_as_json(**texts: str) -> str:
@@ -103,32 +105,18 @@ def encode_as_json(**texts: str) -> str:
 
 
 def parse_verdict(answer: str) -> float | None:
-    """Reads a verdict from {"verdict": …} or the bare word.
-
-    Args:
-        answer: The model's text.
-
-    Returns:
-        1 for A, 0 for B, ½ for a tie; None for anything else.
-    """
+    """Reads {"verdict": …} or the bare word: 1 for A, 0 for B, ½ for a tie; None for any other answer."""
     verdict = _value(answer, "verdict")
     return _VERDICTS.get(verdict) if isinstance(verdict, str) else None
 
 
 def parse_rating(answer: str) -> float | None:
-    """Reads a rating from {"rating": …} or the bare number.
-
-    Args:
-        answer: The model's text.
-
-    Returns:
-        1 to 10; None for anything else.
-    """
+    """Reads {"rating": …} or the bare number, from 1 to 10; None for any other answer."""
     rating = _value(answer, "rating")
     # Digits only: float() also reads "inf" and "1_0".
     if isinstance(rating, str) and re.fullmatch(r"\d{1,2}(\.\d{1,9})?", rating, re.ASCII):
         rating = float(rating)
-    return float(rating) if is_finite(rating) and _LOWEST <= rating <= _HIGHEST else None
+    return float(rating) if is_finite(rating) and _LOWEST_RATING <= rating <= _HIGHEST_RATING else None
 
 
 def _value(answer: str, key: str) -> Any:

@@ -24,8 +24,8 @@ class Usage:
         retries: Requests sent again after a failure.
         answers: Judgments received.
         from_cache: Judgments read from the cache.
-        unparsed: Judgments that could not be read.
-        unmetered: Answers without token counts.
+        unparsed: Judgments that could not be read, those in the cache included.
+        unmetered: Answers for which the endpoint reported no tokens.
         prompt_tokens: Prompt tokens, as counted by the endpoint.
         completion_tokens: Completion tokens, as counted by the endpoint.
         cost: The cost of these tokens, plus the largest possible cost of each unmetered answer, in the currency of the
@@ -85,11 +85,7 @@ class Meter:
             self._usage = replace(self._usage, **sums)
 
     def count_cached(self, entry: Mapping[str, Any]) -> None:
-        """Counts an answer read from the cache.
-
-        Args:
-            entry: The saved answer.
-        """
+        """Counts a judgment that was read from the cache."""
         self.add(from_cache=1, unparsed=int(entry["score"] is None), cached_cost=self._cost(*entry["tokens"]))
 
     def charge(self, tokens: tuple[int, int] | None, bound: float) -> None:
@@ -122,8 +118,8 @@ class Meter:
             Stopped: `stop` was set.
         """
         # A token is at least one byte of text, so bytes bound the tokens without a tokenizer.
-        max_tokens = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
-        bound = self._cost(max_tokens, self._max_answer_tokens)
+        text_bytes = sum(len(message["content"].encode("utf-8", "replace")) for message in messages)
+        bound = self._cost(text_bytes + _TEMPLATE_TOKENS, self._max_answer_tokens)
         with self._changed:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():

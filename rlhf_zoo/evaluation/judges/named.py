@@ -53,7 +53,7 @@ LabeledTextsLoader = Callable[[], Iterable[Mapping[str, object]]]
 
 
 def check_judges_available(
-    names: Sequence[str], llm: LLMConfig, *, labeled: LabeledTextsLoader | None = None, seed: int = 1,
+    names: Sequence[str], llm: LLMConfig, *, load_labeled: LabeledTextsLoader | None = None, seed: int = 1,
     hub: Hub | None = DEFAULT_HUB, has_headline: bool = True,
 ) -> None:  # fmt: skip
     """Checks, before models are loaded, that the judges are available.
@@ -61,7 +61,7 @@ def check_judges_available(
     Args:
         names: Names of the judges, as recipes write them.
         llm: Settings of the language models.
-        labeled: Loads the classifier's texts; None to check no texts.
+        load_labeled: Loads the classifier's texts; None to check no texts.
         seed: Seed of the classifier's split.
         hub: The Hub on which to look for repositories; None to check no repositories.
         has_headline: Whether the first judge is the headline judge, which must score single completions.
@@ -75,13 +75,13 @@ def check_judges_available(
     # Creating a judge checks its name, so some judges are created here and discarded.
     for index, name in enumerate(names):
         kind, argument = split_judge_name(name)
-        if kind == "classifier" and labeled is not None:
+        if kind == "classifier" and load_labeled is not None:
             with explain_missing_labels():
-                ClassifierJudge.check(labeled(), seed=seed)
+                ClassifierJudge.check(load_labeled(), seed=seed)
         elif kind == "unlabeled":
             load_function(argument)
-            if labeled is not None:
-                labeled()
+            if load_labeled is not None:
+                load_labeled()
         elif kind == "reward":
             _check_reward_model(argument, hub)
         elif kind == "rule":
@@ -107,14 +107,11 @@ def check_judges_available(
 
 
 def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
-    """Checks that the endpoints of all judges that are language models answer and accept the key.
+    """Checks the endpoint of each judge that is a language model, as `LLMJudge.check_endpoint` does.
 
     Args:
         names: Names of the judges, as recipes write them.
         llm: Settings of the language models.
-
-    Raises:
-        ZooError: An endpoint does not answer, or refuses the key.
     """
     for kind, model in map(split_judge_name, names):
         if kind == "llm":
@@ -122,23 +119,23 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
 
 
 def open_panel(
-    names: Sequence[str], *, llm: LLMConfig, labeled: LabeledTextsLoader, folder: Path, seed: int,
+    names: Sequence[str], *, llm: LLMConfig, load_labeled: LabeledTextsLoader, folder: Path, seed: int,
     title: str | None = None, description: str | None = None, extra: Sequence[Judge] = (), use_cpu: bool = False,
-    same_labels: Path | None = None, hub: Hub = DEFAULT_HUB, has_headline: bool = True,
+    same_labels_folder: Path | None = None, hub: Hub = DEFAULT_HUB, has_headline: bool = True,
 ) -> Panel:  # fmt: skip
     """Opens the judges by name.
 
     Args:
         names: Names of the judges, as recipes write them; the first is the headline judge.
         llm: Settings of the language models.
-        labeled: Loads rows with text and label; called only for judges that need them.
+        load_labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.
         seed: Seed of the classifier's split.
         title: The headline judge's name in reports, if it is a function; None for the function's own name.
         description: The headline judge's description in reports, if it is a function; None for its docstring.
         extra: Further judges of single completions, which have no name in recipes.
         use_cpu: Whether models stay on the CPU.
-        same_labels: Folder of the reward model of the judge `same-labels`; None if there is none.
+        same_labels_folder: Folder of the reward model of the judge `same-labels`; None if there is none.
         hub: The Hub to fetch reward models from.
         has_headline: As in `check_judges_available`.
 
@@ -154,18 +151,18 @@ def open_panel(
         kind, argument = split_judge_name(name)
         count_before = len(scoring_judges)
         if kind == "classifier":
-            scoring_judges.append(ClassifierJudge.train(labeled(), seed=seed))
+            scoring_judges.append(ClassifierJudge.train(load_labeled(), seed=seed))
         elif kind == "unlabeled":
-            scoring_judges.append(_create_unlabeled_judge(argument, labeled()))
+            scoring_judges.append(_create_unlabeled_judge(argument, load_labeled()))
         elif kind == "reward":
             scoring_judges.append(RewardJudge(name, _load_reward_model(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
-            if same_labels is None:
+            if same_labels_folder is None:
                 raise ZooError(
                     f"The judge {SAME_LABELS} exists only in a recipe's run: name another, such as "
                     "reward:RUN/judge/reward."
                 )
-            reward_model = _load_reward_model(str(same_labels), use_cpu=use_cpu, hub=hub)
+            reward_model = _load_reward_model(str(same_labels_folder), use_cpu=use_cpu, hub=hub)
             scoring_judges.append(
                 RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=SAME_LABELS_DESCRIPTION)
             )
@@ -268,7 +265,7 @@ def check_outputs(name: str, labels: Mapping[object, str], *, label2id: Mapping[
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:
-    """Whether the Hub answered. Raises ZooError if the Hub answered that the repository does not exist."""
+    """Returns whether the Hub answered. Raises ZooError if it answered that the repository does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     from ...hub.client.refusals import translate_lookup_errors
@@ -277,8 +274,8 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
         with translate_lookup_errors(
             f"The judge {judge}", connection, "check its name and the token.", repo=repo, repo_type=repo_type
         ):
-            tag = full_revision(repo, revision, connection) if repo_type == "model" else revision
-            connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
+            full = full_revision(repo, revision, connection) if repo_type == "model" else revision
+            connection.api().repo_info(repo, revision=full, repo_type=repo_type)
 
     try:
         try_hub_then_source(repo, hub, check_exists)

@@ -22,18 +22,19 @@ MAX_LLM_PAIRS = 50  # the same for a language model, which costs money for each 
 
 
 def check_panel(
-    panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
-    reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (), group: str | None = None,
+    panel: Panel, labeled_pairs: Dataset | None, *, own_pairs: Dataset | None = None, seed: int,
+    reward: RewardModel | RewardEnsemble | None = None, same_label_judges: Collection[str] = (),
+    group: str | None = None,
 ) -> dict[str, JudgeCheck]:  # fmt: skip
     """Checks each judge of single completions on labeled pairs, of which it reads at most the first `MAX_PAIRS`.
 
     Args:
         panel: The judges to check.
-        labeled: Pairs with the columns prompt, chosen and rejected, and others that rules read; None without pairs.
-        own: Labeled pairs of the policies' own outputs, with the same columns; None without such pairs.
+        labeled_pairs: Pairs: prompt, chosen, rejected, and other columns that rules read; None without pairs.
+        own_pairs: Labeled pairs of the policies' own outputs, with the same columns; None without such pairs.
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
-        same_labels: Names of the judges that were trained on the same labels as the training reward.
+        same_label_judges: Names of the judges that were trained on the same labels as the training reward.
         group: `by` of `group_other_prompts`: which prompts ask the same question; None if only equal prompts do.
 
     Returns:
@@ -47,7 +48,9 @@ def check_panel(
         return None if pairs is None else _check_on_pairs(judge, pairs, reward_judge, seed, group)
 
     return {
-        judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
+        judge.name: JudgeCheck(
+            check_judge(judge, labeled_pairs), check_judge(judge, own_pairs), judge.name in same_label_judges
+        )
         for judge in sort_free_first(panel.scoring_judges)
     }
 
@@ -62,10 +65,10 @@ def _check_on_pairs(
         [completion_text(text, prompt) for prompt, text in zip(prompts, columns.pop(side), strict=True)]
         for side in ("chosen", "rejected")
     ]
-    chosen, rejected = (score_completions(judge, prompts, side, columns) for side in sides)
+    chosen, rejected = (score_completions(judge, prompts, texts, columns) for texts in sides)
     reward_margins = None
     if reward_judge is not None:
-        chosen_rewards, rejected_rewards = (score_completions(reward_judge, prompts, side, columns) for side in sides)
+        chosen_rewards, rejected_rewards = (score_completions(reward_judge, prompts, texts, columns) for texts in sides)
         reward_margins = np.subtract(chosen_rewards, rejected_rewards)
     return check_pairs(
         chosen,

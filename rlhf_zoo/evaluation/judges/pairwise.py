@@ -189,7 +189,7 @@ def compare_pairs(
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
     pair_groups = list(prompts if groups is None else groups)
-    agreements, shown_first_wins, answer_groups = 0, [], []
+    agreement_count, shown_first_scores, answer_groups = 0, [], []
     # A judge may call a pair of equal texts a tie without asking, so such a pair has no orders.
     readable_pairs = [
         (verdict.details["orders"], group)
@@ -198,14 +198,14 @@ def compare_pairs(
     ]
     for (when_first, when_second), group in readable_pairs:
         # An agreement is the same preference for the same text in both orders, ties included.
-        agreements += when_first == when_second
+        agreement_count += when_first == when_second
         # Both numbers are preferences for the text shown first, so their mean measures position bias.
-        shown_first_wins += [when_first, 1 - when_second]
+        shown_first_scores += [when_first, 1 - when_second]
         answer_groups += [group, group]
     return PairReport(
         win_rate=win_rate(scores, [1 - score for score in scores], pair_groups),
-        agreement=proportion(agreements, len(readable_pairs)) if readable_pairs else None,
-        shown_first=bootstrap_mean(shown_first_wins, answer_groups, seed=seed) if shown_first_wins else None,
+        agreement=proportion(agreement_count, len(readable_pairs)) if readable_pairs else None,
+        shown_first=bootstrap_mean(shown_first_scores, answer_groups, seed=seed) if shown_first_scores else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
         verdicts=verdicts,
     )
@@ -236,12 +236,5 @@ def load_function(target: str) -> Callable[..., Any]:
 
 
 def first_paragraph(function: Callable[..., Any]) -> str:
-    """Reads the first paragraph of a function's docstring.
-
-    Args:
-        function: Any callable.
-
-    Returns:
-        The paragraph on one line; "" without a docstring.
-    """
+    """Returns the first paragraph of a function's docstring, on one line; "" without a docstring."""
     return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())

@@ -82,14 +82,7 @@ def check_answers_by_strictness(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples_per_prompt: int,
 ) -> dict[str, Answers]:  # fmt: skip
-    """Checks all answers to each prompt, with strict and with lenient parsing.
-
-    Args:
-        judge: Any judge of single completions.
-        prompts: (N,) texts or conversations, each repeated for its completions.
-        completions: (N,) texts. Those of one prompt are adjacent.
-        columns: The prompts' other columns, with N values each; None for none.
-        samples_per_prompt: Number of completions of each prompt.
+    """Checks all answers to each prompt as `check_answers` does, with strict and with lenient parsing.
 
     Returns:
         The answers by "strict" and "lenient"; {} for a judge that checks no answers.

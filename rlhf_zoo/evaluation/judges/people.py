@@ -12,16 +12,16 @@ from ..votes.vote import ShownCompletion
 
 
 def compare_by_votes(
-    name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = DEFAULT_HUB
+    name: str, *, ppo_origins: Sequence[Origin], sft_origins: Sequence[Origin], seed: int, hub: Hub = DEFAULT_HUB
 ) -> dict[str, Any]:
-    """Summarizes the votes in a data set that compare a policy with its SFT policy.
+    """Summarizes a data set's votes on a policy and its SFT policy.
 
-    A vote counts only if its completions came from the weights of these two policies.
+    A vote counts only if the weights of these two policies wrote its completions.
 
     Args:
         name: The data set NAMESPACE/NAME.
-        ppo: The policy's published revisions, all with the same weights; [] if it was not published.
-        sft: The SFT policy's published revisions, all with the same weights; [] if it was not published.
+        ppo_origins: The policy's published revisions, all with the same weights; [] if it was not published.
+        sft_origins: The SFT policy's published revisions, all with the same weights; [] if it was not published.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
@@ -42,7 +42,7 @@ def compare_by_votes(
             return False
         origin = (shown.repo, shown.commit)
         if (shown.role, origin) not in has_same_weights:
-            origins = ppo if shown.role == "ppo" else sft
+            origins = ppo_origins if shown.role == "ppo" else sft_origins
             has_same_weights[shown.role, origin] = any(
                 commits_have_same_weights(origin, other, hub=hub) for other in origins
             )
@@ -57,7 +57,9 @@ def compare_by_votes(
         "of": len(votes),
         "counts": figures["counts"],
         "win_rate": figures["win_rate"],
-        "problem": _explain_no_votes(name, len(valid_votes), len(votes), are_published=bool(ppo and sft)),
+        "problem": _explain_no_votes(
+            name, len(valid_votes), len(votes), are_published=bool(ppo_origins and sft_origins)
+        ),
     }
 
 

@@ -103,7 +103,7 @@ class RuleJudge:
 
     @property
     def by_strictness(self) -> dict[str, RuleJudge]:
-        """A judge with strict and one with lenient parsing, by "strict" and "lenient"; {} if it checks no answers."""
+        """Two judges, "strict" and "lenient" by how they parse answers; {} if the rule checks no answers."""
         rule = self._reward.function
         if not isinstance(rule, Verifiable):
             return {}

@@ -1,7 +1,6 @@
-"""Judges of single completions. They evaluate policies that are not trained on their scores.
+"""Judges of single completions. A higher score is better; scores of different judges are not comparable.
 
-A judge gets prompts and completions and returns a score for each completion, where higher is better. The classifier and
-the lexicon read prompt + completion as one text. Scores of different judges are not comparable.
+The classifier and the lexicon read prompt + completion as one text.
 """
 
 from __future__ import annotations
@@ -54,13 +53,15 @@ class ClassifierJudge:
         weights: (K,) the coefficients.
         bias: The intercept.
         accuracy: The judge's accuracy on held-out texts, with Wilson's interval.
-        trained_on: Number of training texts.
+        training_text_count: Number of training texts.
     """
 
     name = "classifier"
     _SCHEMA = 1
     # The pattern keeps one-letter words. With sublinear term frequency, "great" ten times is not ten times as good.
-    _FEATURES: Mapping[str, object] = {"ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b"}
+    _VECTORIZER_OPTIONS: Mapping[str, object] = {
+        "ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b",
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -70,15 +71,14 @@ class ClassifierJudge:
         weights: NDArray[np.float64],
         bias: float,
         accuracy: Estimate,
-        trained_on: int,
+        training_text_count: int,
     ) -> None:
         if not len(terms) == len(idf) == len(weights):
             raise ValueError(
                 f"{len(terms)} terms, {len(idf)} idf values, {len(weights)} weights: their numbers must be equal."
             )
         self._terms, self._idf, self._weights, self._bias = list(terms), idf, weights, bias
-        self.accuracy = accuracy
-        self.trained_on = trained_on
+        self.accuracy, self.training_text_count = accuracy, training_text_count
 
     @classmethod
     def train(cls, rows: Iterable[Mapping[str, object]], *, seed: int) -> ClassifierJudge:
@@ -96,18 +96,18 @@ class ClassifierJudge:
 
         texts, labels, is_held_out = _split(rows, seed=seed)
         training_texts = [text for text, held_out in zip(texts, is_held_out, strict=True) if not held_out]
-        features = TfidfVectorizer(**cls._FEATURES)
+        vectorizer = TfidfVectorizer(**cls._VECTORIZER_OPTIONS)
         # C = 4 had the best 5-fold accuracy among 1, 4, 16 on the judge split of pros_cons.
         model = LogisticRegression(C=4.0, max_iter=1000).fit(
-            features.fit_transform(training_texts), labels[~is_held_out]
+            vectorizer.fit_transform(training_texts), labels[~is_held_out]
         )
         judge = cls(
-            terms=features.get_feature_names_out().tolist(),
-            idf=features.idf_,
+            terms=vectorizer.get_feature_names_out().tolist(),
+            idf=vectorizer.idf_,
             weights=model.coef_[0],
             bias=float(model.intercept_[0]),
             accuracy=Estimate(0.0, (0.0, 1.0), 0),
-            trained_on=len(training_texts),
+            training_text_count=len(training_texts),
         )
         # Measure the accuracy with the code that will score completions.
         scores = judge._scores([text for text, held_out in zip(texts, is_held_out, strict=True) if held_out])
@@ -116,15 +116,7 @@ class ClassifierJudge:
 
     @staticmethod
     def check(rows: Iterable[Mapping[str, object]], *, seed: int) -> None:
-        """Checks rows as `train` would.
-
-        Args:
-            rows: As in `train`.
-            seed: Seed of the split.
-
-        Raises:
-            ZooError: As in `train`.
-        """
+        """Checks rows as `train` does, whose arguments and errors it has."""
         _split(rows, seed=seed)
 
     @property
@@ -132,7 +124,7 @@ class ClassifierJudge:
         """One sentence for a card: the method, the number of texts and the held-out accuracy."""
         low, high = self.accuracy.ci95
         return (
-            f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts; "
+            f"TF-IDF and logistic regression, trained on {self.training_text_count} labeled texts; "
             f"accuracy {self.accuracy.value:.3f} [{low:.3f}, {high:.3f}] on {self.accuracy.n} held-out texts."
         )
 
@@ -150,7 +142,7 @@ class ClassifierJudge:
             "schema": self._SCHEMA,
             "bias": self._bias,
             "accuracy": self.accuracy.to_json(),
-            "trained_on": self.trained_on,
+            "trained_on": self.training_text_count,
         }
         # Text is stored as bytes, because npz without pickle has only fixed-width strings.
         arrays: dict[str, NDArray[Any]] = {
@@ -186,7 +178,7 @@ class ClassifierJudge:
                     weights=arrays["weights"],
                     bias=header["bias"],
                     accuracy=Estimate(accuracy["value"], tuple(accuracy["ci95"]), accuracy["n"]),
-                    trained_on=header["trained_on"],
+                    training_text_count=header["trained_on"],
                 )
         except FileNotFoundError as error:
             raise ZooError(f"There is no judge at {path}: run the evaluation, which trains and saves it.") from error
@@ -196,18 +188,18 @@ class ClassifierJudge:
             ) from error
 
     @cached_property
-    def _features(self) -> Any:
+    def _vectorizer(self) -> Any:
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        features = TfidfVectorizer(**self._FEATURES, vocabulary=self._terms)
+        vectorizer = TfidfVectorizer(**self._VECTORIZER_OPTIONS, vocabulary=self._terms)
         # Setting idf_ has the effect of fitting the vectorizer, so that it need not be pickled.
-        features.idf_ = self._idf
-        return features
+        vectorizer.idf_ = self._idf
+        return vectorizer
 
     def _scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
         if not texts:
             return np.zeros(0)
-        logits = self._features.transform(texts) @ self._weights + self._bias
+        logits = self._vectorizer.transform(texts) @ self._weights + self._bias
         return 1 / (1 + np.exp(-logits))
 
 
@@ -223,7 +215,7 @@ class LexiconJudge:
     """
 
     name = "lexicon"
-    _TOKEN = re.compile(r"\w+(?:[-'’]\w+)*\+?|[^\w\s]")
+    _TOKEN = re.compile(r"\w+(?:[-'’]\w+)*\+?|[^\w\s]")  # "+" may end a word on a list, such as "a+"
     _NEGATIONS = frozenset(
         {"no", "not", "never", "none", "nothing", "neither", "nor", "without", "lacks", "lacking", "hardly", "barely"}
         | {"scarcely", "cannot", "cant", "dont", "doesnt", "didnt", "isnt", "wasnt", "wont"}

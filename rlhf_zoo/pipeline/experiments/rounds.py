@@ -70,7 +70,7 @@ def check_labeler(context: RunContext, labeler: str | None) -> str:
     check_judges_available(
         [name],
         config.llm_settings,
-        labeled=lambda: labeled_rows(context),
+        load_labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
         hub=hub,
         has_headline=False,

@@ -268,8 +268,8 @@ def _collect_votes(
     votes = {
         name: compare_by_votes(
             name,
-            ppo=origins(context, "ppo", parents["ppo"]),
-            sft=origins(context, "sft", parents["sft"]),
+            ppo_origins=origins(context, "ppo", parents["ppo"]),
+            sft_origins=origins(context, "sft", parents["sft"]),
             seed=context.shared.seed,
             hub=context.hub,
         )
@@ -435,7 +435,7 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     config = evaluation_settings(context)
     check_same_labels(context, restart=restart)
     names, seed, hub = config.judge_names, context.shared.seed, context.hub
-    check_judges_available(names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
+    check_judges_available(names, config.llm_settings, load_labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)  # raises ZooError if this data set does not work; so does `lexicon_judge` below
     check_tasks(config.lm_eval)
     if "ppo" in stages_to_train(context):

@@ -57,22 +57,22 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
         Name of the judge -> its check.
     """
     reward_models = evaluator.rewards.model_rewards if evaluator.rewards is not None else []
-    same_labels = [
+    same_label_judges = [
         JUDGES_OF_LABELS[name]
         for name in evaluation_settings(context).judge_names
         if shares_reward_labels(context, name)
     ]
     if context.round is not None:  # the judge that labeled the round's pairs shares the reward model's labels
-        same_labels += [
+        same_label_judges += [
             judge.name for name, judge in evaluator.panel.by_recipe_name.items() if name == context.round.labeler
         ]
     return check_panel(
         evaluator.panel,
         _labeled_pairs(context),
-        own=own_pairs,
+        own_pairs=own_pairs,
         seed=context.shared.seed,
         reward=reward_models[0] if len(reward_models) == 1 else None,
-        same_labels=same_labels,
+        same_label_judges=same_label_judges,
         group=evaluation_settings(context).group,
     )
 

@@ -138,7 +138,7 @@ def _labeler(context: RunContext) -> Labeler:
     panel = open_panel(
         [name],
         llm=config.llm_settings,
-        labeled=lambda: labeled_rows(context),
+        load_labeled=lambda: labeled_rows(context),
         folder=context.round.folder.parent,
         seed=seed,
         use_cpu=context.settings("ppo").trainer.use_cpu,
