@@ -47,9 +47,9 @@ def turn(role: str, content: str) -> dict[str, str]:
 def test_overlap_finds_prompt_in_every_form(row: dict[str, Any]) -> None:
     for asking in (Dataset.from_list([row]), [row]):
         found = find_overlap([{"prompt": "Who is the mayor of the new town?"}, {"prompt": ASKED}], asking)
-        assert (found.prompts, found.rows, found.is_complete) == ({1}, {0}, True)
+        assert (found.prompt_indices, found.row_indices, found.is_complete) == ({1}, {0}, True)
     if "prompt" in row:
-        assert find_overlap([row], [{"prompt": ASKED}]).prompts == {0}, "either may have more around it"
+        assert find_overlap([row], [{"prompt": ASKED}]).prompt_indices == {0}, "either may have more around it"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_overlap_finds_prompt_in_every_form(row: dict[str, Any]) -> None:
     ],
 )
 def test_overlap_ignores_different_prompts(row: dict[str, Any]) -> None:
-    assert find_overlap([{"prompt": ASKED}], [row]).prompts == set()
+    assert find_overlap([{"prompt": ASKED}], [row]).prompt_indices == set()
 
 
 def test_short_prompts_match_only_whole_turns() -> None:
@@ -77,16 +77,16 @@ def test_short_prompts_match_only_whole_turns() -> None:
         (["What is 2+2? Or 2-2?"], set()),
     ):
         talk = [turn("user", text) for text in said]
-        assert find_overlap(short, [{"prompt": talk}]).prompts == asked, said
+        assert find_overlap(short, [{"prompt": talk}]).prompt_indices == asked, said
     found = find_overlap(short, [{"text": "hi 2+2? 4"}])
-    assert found.prompts == set() and not found.is_complete
+    assert found.prompt_indices == set() and not found.is_complete
 
 
 def test_shared_frame_of_prompts_is_no_overlap() -> None:
     frame = "Answer the following question in one sentence: {} Answer:"
     asked = [{"prompt": frame.format(f"how old is the tree of street {number}?")} for number in (4, 5)]
-    assert find_overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompts == set()
-    assert find_overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompts == {1}
+    assert find_overlap(asked, [{"prompt": "Answer the following question in one sentence:"}]).prompt_indices == set()
+    assert find_overlap(asked, [{"prompt": "How old is the tree of street 5?"}]).prompt_indices == {1}
 
 
 def test_containment_equals_all_pairs_comparison() -> None:
@@ -106,7 +106,7 @@ def test_containment_equals_all_pairs_comparison() -> None:
         place for place, one in enumerate(asked) if any(within(one, other) or within(other, one) for other in known)
     }
     found = find_overlap([{"prompt": one} for one in asked], [{"prompt": one} for one in known])
-    assert found.prompts == wanted and 100 < len(wanted) < 300
+    assert found.prompt_indices == wanted and 100 < len(wanted) < 300
 
 
 def test_prompts_in_one_frame_need_few_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,4 +221,4 @@ def test_truncated_column_is_matched_by_its_full_value() -> None:
     texts = convert_rows(rows.select([2, 0]), "texts", columns={}, **options)
     found = find_overlap(prompts, texts)
     assert list(prompts["prompt"]) == ["review 0", "review 1", "review 2"]
-    assert (found.prompts, found.rows, found.is_complete) == ({0, 2}, {0, 1}, False)
+    assert (found.prompt_indices, found.row_indices, found.is_complete) == ({0, 2}, {0, 1}, False)

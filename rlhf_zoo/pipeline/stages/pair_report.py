@@ -154,7 +154,7 @@ def count_trained_pairs(held_out_pairs: Dataset, training_pairs: Dataset) -> dic
         `pairs`: the number of held-out pairs that were trained on, in either order of their sides.
     """
     has_prompts = any(question_text(row) for row in held_out_pairs)
-    shared_rows = sorted(find_overlap(held_out_pairs, training_pairs).prompts)
+    shared_rows = sorted(find_overlap(held_out_pairs, training_pairs).prompt_indices)
     training_keys = set(map(_pair_key, training_pairs))
     return {
         "prompts": count_distinct_prompts(held_out_pairs.select(shared_rows)["prompt"]) if has_prompts else None,

@@ -79,7 +79,7 @@ def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, is_pla
     if training_sets is None:
         return None
     overlaps = [find_overlap(prompts, rows) for rows in training_sets]
-    shared_rows = sorted(set[int]().union(*(result.prompts for result in overlaps)))
+    shared_rows = sorted(set[int]().union(*(result.prompt_indices for result in overlaps)))
     if not shared_rows and not all(result.is_complete for result in overlaps):
         return None
     return count_distinct_prompts(prompts.select(shared_rows)["prompt"])

@@ -33,7 +33,7 @@ def check_conversations(
         tokenizer: A tokenizer with the template that the stage's model has, or will have after SFT.
 
     Raises:
-        ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
+        ZooError: The template refuses a conversation, leaves a thought open, or drops, changes, moves or adds words.
     """
     for split in _split_names(context, stage):
         rows = stage_rows(context, stage, source, split)
@@ -51,7 +51,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
         subject: What to call the rows.
 
     Raises:
-        ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
+        ZooError: The template refuses a conversation, leaves a thought open, or drops, changes, moves or adds words.
     """
     checked_forms: set[tuple[tuple[str, ...], bool]] = set()
     for index, row in enumerate(rows):

@@ -63,7 +63,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     lines = {split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")}
     held_out = [{"prompt": _first_words(row["text"])} for row in (*lines["validation"], *lines["test"])]
     overlap = find_overlap(held_out, lines["train"])
-    lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlap.rows]
+    lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlap.row_indices]
     return {
         "lines": lines,
         "preferences": {split: _pairs(snippets[split], limit) for split, limit in PAIR_COUNTS.items()},

@@ -83,12 +83,12 @@ def drop_rows_with_prompts(
         ZooError: No row is left.
     """
     overlap = find_overlap(prompts, rows)
-    dropped_count = len(overlap.rows)
+    dropped_count = len(overlap.row_indices)
     if dropped_count == len(rows):
         raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower the share.")
     if not dropped_count:
         return rows, 0 if overlap.is_complete else None
-    return rows.select([index for index in range(len(rows)) if index not in overlap.rows]), dropped_count
+    return rows.select([index for index in range(len(rows)) if index not in overlap.row_indices]), dropped_count
 
 
 def _digests(rows: Dataset) -> list[str]:

@@ -197,13 +197,13 @@ class Overlap:
     """The prompts that two sets of rows have in common.
 
     Attributes:
-        prompts: Indices of the prompts that at least one of the rows has.
-        rows: Indices of the rows that have at least one of the prompts.
+        prompt_indices: Indices of the prompts that at least one of the rows has.
+        row_indices: Indices of the rows that have at least one of the prompts.
         is_complete: False if a prompt may have been missed, because a short prompt cannot be recognized in plain text.
     """
 
-    prompts: set[int]
-    rows: set[int]
+    prompt_indices: set[int]
+    row_indices: set[int]
     is_complete: bool
 
 
@@ -216,14 +216,14 @@ def find_overlap(
         prompts: Rows with the column `prompt`.
         rows: Rows as a stage reads them.
     """
-    prompt_index = PromptIndex(_question_rows(prompts))
-    common_prompts, common_rows, is_complete = set[int](), set[int](), True
+    index = PromptIndex(_question_rows(prompts))
+    prompt_indices, row_indices, is_complete = set[int](), set[int](), True
     for row_index, row in enumerate(_question_rows(rows)):
-        if matches := prompt_index.find_in(row):
-            common_prompts |= matches
-            common_rows.add(row_index)
-        is_complete = is_complete and (prompt_index.has_only_long_prompts or _extract_question(row).has_prompt)
-    return Overlap(common_prompts, common_rows, is_complete)
+        if matches := index.find_in(row):
+            prompt_indices |= matches
+            row_indices.add(row_index)
+        is_complete = is_complete and (index.has_only_long_prompts or _extract_question(row).has_prompt)
+    return Overlap(prompt_indices, row_indices, is_complete)
 
 
 def drop_question_column(rows: Dataset) -> Dataset:
