@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
-from warm import plot_names, skip_drawing
+from warm import plot_functions, skip_drawing
 
 from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 from rlhf_zoo.fileio import write_json
-from rlhf_zoo.publishing import plots
 from rlhf_zoo.publishing.cards import card
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
@@ -187,8 +186,9 @@ def with_plots() -> None:
 @pytest.fixture
 def quick_plots(monkeypatch):
     """Saves plots without drawing them, and computes intervals at equal length from few resamples, to save time."""
-    for name in ("_save", *plot_names()):
-        monkeypatch.setattr(plots, name, getattr(plots, name))  # restores it after the test
+    for module, name in plot_functions():
+        for attribute in ("save", name):
+            monkeypatch.setattr(module, attribute, getattr(module, attribute))  # restores it after the test
     monkeypatch.setitem(length_controlled_win_rate.__kwdefaults__, "resamples", 50)
     skip_drawing()
 

@@ -187,7 +187,6 @@ def skip_drawing(*, figures: bool = False) -> None:
     from types import FunctionType
 
     from rlhf_zoo.fileio import write_bytes
-    from rlhf_zoo.publishing import plots
 
     def save(path: Any, content: object = None) -> bool:
         write_bytes(path, b"\x89PNG" + sha256(repr((path.name, content)).encode()).digest())
@@ -197,10 +196,10 @@ def skip_drawing(*, figures: bool = False) -> None:
         raise NoFigure
 
     # The functions get these names in a copy of their globals: experiments share `new_figure`, and need its figures.
-    stand_ins = {"_save": lambda figure, path: True} | ({} if figures else {"new_figure": no_figure})
+    stand_ins = {"save": lambda figure, path: True} | ({} if figures else {"new_figure": no_figure})
 
     def hashed(plot: Any) -> Any:
-        has_data: Any = FunctionType(plot.__code__, vars(plots) | stand_ins)
+        has_data: Any = FunctionType(plot.__code__, plot.__globals__ | stand_ins)
         has_data.__kwdefaults__ = plot.__kwdefaults__
 
         def save_hash(*values: Any, **options: Any) -> bool:
@@ -213,9 +212,9 @@ def skip_drawing(*, figures: bool = False) -> None:
 
         return save_hash
 
-    for name in plot_names():
-        setattr(plots, name, hashed(getattr(plots, name)))
-    plots._save = lambda figure, path: save(path)
+    for module, name in plot_functions():
+        setattr(module, name, hashed(getattr(module, name)))
+        module.save = lambda figure, path: save(path)
 
 
 def _without_times(rows: Any) -> Any:
@@ -225,11 +224,11 @@ def _without_times(rows: Any) -> Any:
     return [without_times(row) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else rows
 
 
-def plot_names() -> list[str]:
-    """The names of the functions that draw plots."""
-    from rlhf_zoo.publishing import plots
+def plot_functions() -> list[tuple[Any, str]]:
+    """Module and name of each function that draws a plot."""
+    from rlhf_zoo.publishing import plots, reward_plots
 
-    return [name for name in vars(plots) if name.startswith("plot_")]
+    return [(module, name) for module in (plots, reward_plots) for name in vars(module) if name.startswith("plot_")]
 
 
 def reduce_resamples() -> None:

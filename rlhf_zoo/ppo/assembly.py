@@ -105,11 +105,7 @@ def assemble(
     Raises:
         ZooError: The parts cannot be trained together.
     """
-    if not isinstance(args, PPOConfig):
-        raise ZooError(f"args is a {type(args).__name__}: pass a PPOConfig.")
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise ZooError(f"processing_class is a {type(tokenizer).__name__}: pass the policy's tokenizer.")
-    _check_settings(args)
+    _check_settings(args, tokenizer)
     policy, head = _prepare_policy(model, args)
     make_savable(policy, name="The policy")
     check_tokenizer(tokenizer, policy, needs_own_pad=needs_own_pad)
@@ -141,26 +137,23 @@ def assemble(
         for name in ("the policy", "the critic", "ref_model"):
             if models[name] is not None:
                 enable_packing(models[name], subject=name)
-    if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
-        raise ZooError(
-            f"stop_token_id is {args.stop_token_id}, which the policy never samples: choose one of the tokenizer's "
-            f"ids up to {vocabulary.size - 1}."
-        )
+    _check_stop_token(args, vocabulary)
     text_source = _prepare_texts(ptx_dataset, policy, tokenizer, context_length, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, module, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(module, rate, subject=name)
     return Parts(
-        policy,
-        critic,
-        reference,
-        rewards,
-        text_source,
-        starts_at_reference,
-        context_length,
-        vocabulary,
+        policy, critic, reference, rewards, text_source, starts_at_reference, context_length, vocabulary,
         smallest_consumer,
-    )
+    )  # fmt: skip
+
+
+def _check_stop_token(args: PPOConfig, vocabulary: Vocabulary) -> None:
+    if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
+        raise ZooError(
+            f"stop_token_id is {args.stop_token_id}, which the policy never samples: choose one of the tokenizer's "
+            f"ids up to {vocabulary.size - 1}."
+        )
 
 
 def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
@@ -238,7 +231,11 @@ def warn_if_many_epochs(epochs: int) -> None:
         )
 
 
-def _check_settings(args: PPOConfig) -> None:
+def _check_settings(args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    if not isinstance(args, PPOConfig):
+        raise ZooError(f"args is a {type(args).__name__}: pass a PPOConfig.")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ZooError(f"processing_class is a {type(tokenizer).__name__}: pass the policy's tokenizer.")
     if args.load_best_model_at_end:
         raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
     accelerator_config: Any = args.accelerator_config

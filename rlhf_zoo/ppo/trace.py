@@ -173,9 +173,8 @@ def trace(
     )
     decoded = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
     reward_scores = rewards(samples, decoded.prompts, decoded.completions, decoded.texts, decoded.columns)
-    running_scores = running_scores or RunningScores()
-    completion_scores = shape_reward_scores(reward_scores, samples.ended, args, running_scores)
-    token_scores = shape_token_scores(reward_scores, samples.ended, args, running_scores)
+    shaping = (reward_scores, samples.ended, args, running_scores or RunningScores())
+    completion_scores, token_scores = shape_reward_scores(*shaping), shape_token_scores(*shaping)
     beta = args.kl_coef if kl_coef is None else kl_coef
     values = actor_critic.values(samples)
     action_columns = _action_columns(

@@ -1,11 +1,15 @@
-"""Draws parts of the plots in `plots`: empty figures, lines with intervals, marks and arrows."""
+"""Draws parts of the plots of cards: empty figures, lines with intervals, marks and arrows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..fileio import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -279,3 +283,21 @@ def new_figure(
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, all_axes
+
+
+def save(figure: Figure, path: Path) -> bool:
+    """Writes a figure as PNG, and returns True.
+
+    Args:
+        figure: The figure.
+        path: The file.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    for axes in figure.axes:  # with a fixed y, matplotlib does not have to place the title above the ticks
+        axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
+    buffer = BytesIO()
+    # Without matplotlib's version in the file, the same numbers give the same bytes.
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    write_bytes(path, buffer.getvalue())
+    return True

@@ -1,4 +1,4 @@
-"""Draws the plots of cards, from logged metrics, evaluations and a reward model's report.
+"""Draws the plots of cards, from logged metrics and evaluations.
 
 matplotlib is imported only when a plot is drawn, and never opens a window. Each `plot_` function writes one PNG as wide
 as a card and returns True, or returns False if there is too little data for a plot.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fileio import get_nested, is_finite, write_bytes
+from ..fileio import is_finite
 from .plot_parts import (
     BLUE,
     BROWN,
@@ -39,13 +37,13 @@ from .plot_parts import (
     mark_step,
     new_figure,
     over_training_title,
+    save,
     set_log_y,
     sqrt_kl,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Rows = Sequence[Mapping[str, Any]]
 #: (metric, title, unit).
@@ -94,7 +92,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     reward_axes.set_ylabel("reward (solid, dots)", color=BLUE)
     kl_axes.set_ylabel("KL, nats per completion (dashed, squares)", color=ORANGE)
     mark_step(reward_axes, mark)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
@@ -133,7 +131,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     axes.margins(x=0.06, y=0.12)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.set(xlabel=f"√KL to the reference, {_SQRT_KL_UNIT}", ylabel="reward of the rollouts", title=title)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
@@ -162,7 +160,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     kl_axes.set(xlabel="PPO update", ylabel="KL to the reference, nats")
     combined_axes.set(xlabel=f"√KL to the reference, {_SQRT_KL_UNIT}", ylabel="reward")
     reward_axes.legend(frameon=False, fontsize=8.5)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, initial_policy: str = "SFT") -> bool:
@@ -213,7 +211,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, init
     if separate_scales:
         reward_axes.tick_params(axis="y", labelcolor=LEGIBLE_BLUE)
         judge_axes.tick_params(axis="y", labelcolor=LEGIBLE_GREEN)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def _label_width(axes: Axes) -> float:
@@ -258,7 +256,7 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path, *, initial
                 draw_ring(axes, distance, value)
         axes.set_title(title, fontsize=10)
     judge_axes.set_xlabel(f"√KL to {initial_policy}, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_frontier(frontier: Mapping[str, Any], path: Path, *, initial_policy: str = "SFT") -> bool:
@@ -294,7 +292,7 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path, *, initial_policy: st
     judge_axes.legend(frameon=False, fontsize=8.5)
     reward_axes.set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to {initial_policy}, {_SQRT_KL_UNIT}")
     figure.suptitle(f"What each method reaches, and how far from {initial_policy}", fontsize=11)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
@@ -318,7 +316,7 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
     axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.set(xlim=(-0.02, 1.02), xlabel=f"win rate, 95% interval (n = {comparison['n']})")
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
@@ -351,7 +349,7 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
         axes.set_ylim(bottom=0)
         axes.set(xlabel="log π − log π$_{SFT}$ of a completion, nats", ylabel="disagreement")
         axes.legend(frameon=False, fontsize=8.5)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | None = None) -> bool:
@@ -379,7 +377,7 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
         axes.set_visible(False)
     for axes in all_axes[: len(filled_panels)][-2:]:  # the lowest panel of each column
         axes.set_xlabel("PPO update", fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def plot_curves(
@@ -410,99 +408,4 @@ def plot_curves(
         set_log_y(axes)  # on a linear scale, the high values of the first steps would flatten the curve
     mark_step(axes, mark)
     make_transparent(figure, min_font_size=14)
-    return _save(figure, path)
-
-
-def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws a histogram of a reward model's margins on held-out pairs.
-
-    Args:
-        report: A report of `evaluation.calibration`.
-        path: The PNG to write.
-    """
-    histogram = get_nested(report, "margin", "histogram")
-    if not histogram or not sum(histogram["counts"]):
-        return False
-    counts, spans = histogram["counts"], list(pairwise(histogram["edges"]))
-    figure, (axes,) = new_figure()
-    axes.bar(
-        [low for low, _ in spans],
-        counts,
-        width=[0.95 * (high - low) for low, high in spans],
-        align="edge",
-        color=[LEGIBLE_ORANGE if high <= 0 else LEGIBLE_BLUE for _, high in spans],
-    )
-    axes.axvline(0, color=LEGIBLE_GRAY, linewidth=1)
-    share = sum(count for (_, high), count in zip(spans, counts, strict=True) if high <= 0) / sum(counts)
-    axes.set(
-        xlabel="score of the chosen text − score of the rejected one",
-        ylabel="held-out pairs",
-        title=f"{share:.0%} of {sum(counts)} held-out pairs are in the wrong order (orange)",
-    )
-    make_transparent(figure, min_font_size=14)
-    return _save(figure, path)
-
-
-def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws the share of pairs in the right order by confidence, with 95% intervals, and the pairs of each bin below.
-
-    Args:
-        report: As in `plot_margins`.
-        path: The PNG to write.
-    """
-    calibration = get_nested(report, "calibration")
-    if not calibration or not calibration["bins"]:
-        return False
-    bins = [{**bin_, "value": bin_["accuracy"]} for bin_ in calibration["bins"]]
-    figure, (accuracy_axes, count_axes) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
-    accuracy_axes.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
-    draw_estimates(accuracy_axes, bins, "confidence", BLUE, "this model")
-    title = f"Calibration: accuracy by confidence, ECE {calibration['ece']:.3f}"
-    accuracy_axes.set(ylabel="share in the right order", title=title)
-    accuracy_axes.legend(frameon=False, loc="lower right")
-    for bin_ in bins:
-        width = (bin_["high"] - bin_["low"]) * 0.94
-        count_axes.bar(bin_["low"], bin_["n"], width=width, align="edge", color=BLUE, alpha=0.6)
-    label = "confidence: σ(|margin|), the probability that the higher-scored text is better"
-    count_axes.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
-    return _save(figure, path)
-
-
-def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws score against length for the texts of held-out pairs: means and quartiles in bins of equal counts.
-
-    Args:
-        report: As in `plot_margins`.
-        path: The PNG to write.
-    """
-    length = get_nested(report, "length")
-    if not length or len(length["bins"]) < 2:
-        return False
-    bins = length["bins"]
-    figure, (axes,) = new_figure()
-    x = [(bin_["low"] + bin_["high"]) / 2 for bin_ in bins]
-    half_widths = [(bin_["high"] - bin_["low"]) / 2 for bin_ in bins]
-    lows, highs = [bin_["low_score"] for bin_ in bins], [bin_["high_score"] for bin_ in bins]
-    axes.vlines(x, lows, highs, color=BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
-    axes.errorbar(
-        x, [bin_["mean"] for bin_ in bins], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
-    )
-    rho = length.get("spearman")
-    title = f"Score against length, {sum(bin_['n'] for bin_ in bins)} held-out texts"
-    title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""
-    axes.set(xlabel="length of the completion, tokens", ylabel="raw score", title=title)
-    axes.margins(y=0.15)
-    axes.legend(frameon=False, ncols=2)
-    return _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> bool:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    for axes in figure.axes:  # with a fixed y, matplotlib does not have to place the title above the ticks
-        axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
-    buffer = BytesIO()
-    # Without matplotlib's version in the file, the same numbers give the same bytes.
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
-    write_bytes(path, buffer.getvalue())
-    return True
+    return save(figure, path)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.app.page import charts
+from rlhf_zoo.app.page import chart_parts, charts
+from rlhf_zoo.app.page.chart_parts import choose_ticks
 from rlhf_zoo.app.page.charts import (
     KLCurve,
     Series,
-    choose_ticks,
     draw_frontier,
     draw_step_curves,
     draw_token_bars,
@@ -32,7 +32,7 @@ def parsed(svg: str) -> ET.Element:
     root = ET.fromstring(svg)
     assert root.tag == f"{SVG}svg" and root.get("role") == "img" and root.get("aria-label")
     left, top, width, height = map(float, root.get("viewBox").split())
-    assert (left, top, width) == (0, 0, charts.PHONE_WIDTH) and height > 0
+    assert (left, top, width) == (0, 0, chart_parts.PHONE_WIDTH) and height > 0
     assert "width:100%" in root.get("style")
     assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {
         "svg",
@@ -92,9 +92,9 @@ def boxes(root: ET.Element) -> list[charts.Box]:
     """Around each label, whichever way it is anchored."""
     found = []
     for one in named(root, "zoo-flag"):
-        x, y, wide = float(one.get("x")), float(one.get("y")), len(one.text) * charts.GLYPH_WIDTH
+        x, y, wide = float(one.get("x")), float(one.get("y")), len(one.text) * chart_parts.GLYPH_WIDTH
         x -= wide / 2 if one.get("text-anchor") == "middle" else 0
-        assert x > 0 and x + wide < charts.PHONE_WIDTH
+        assert x > 0 and x + wide < chart_parts.PHONE_WIDTH
         found.append((x, y - 10, x + wide, y + 2))
     return found
 
@@ -119,7 +119,7 @@ def test_ticks_are_three_to_five_round_numbers(one, other, whole):
     steps = [after - before for before, after in pairwise(found)]
     assert np.allclose(steps, steps[0], rtol=1e-6)
     assert round(float(f"{steps[0]:.6e}".split("e")[0]), 4) in (1, 2, 2.5, 5)
-    assert len({charts._tick_label(value) for value in found}) == len(found)
+    assert len({chart_parts.tick_label(value) for value in found}) == len(found)
     if whole:
         assert all(value == int(value) for value in found)
 
@@ -220,7 +220,7 @@ def test_step_curves_share_their_axis():
     assert [one.text for one in named(root, "zoo-along")] == ["200", "400", "600", "800", "1000"]
     (style,) = root.iter(f"{SVG}style")
     margins = [float(share) for share in re.findall(r"--zoo-(?:left|right): ([\d.]+)", style.text)]
-    slider_ends = [charts.PHONE_WIDTH * margins[0], charts.PHONE_WIDTH * (1 - margins[1])]
+    slider_ends = [chart_parts.PHONE_WIDTH * margins[0], chart_parts.PHONE_WIDTH * (1 - margins[1])]
     assert slider_ends == pytest.approx([xs[0], xs[-1]], abs=0.1)
     words = [words for _, words in hits(root)]
     assert words[0] == "step 200: Reward 0.000" and words[4] == "step 200: KL to SFT −0.100 nats" and len(words) == 9

@@ -9,7 +9,7 @@ from card_run import over_training, reward_report
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from rlhf_zoo.publishing import plots
+from rlhf_zoo.publishing import plots, reward_plots
 
 ROWS = [
     {
@@ -57,9 +57,9 @@ DRAWINGS = {
     "sqrt_kl": lambda path: plots.plot_reward_against_kl(ROWS, path),
     "panels": lambda path: plots.plot_panels(ROWS, PANELS, path),
     "curves": lambda path: plots.plot_curves(ROWS, {"loss": "training", "x": "none"}, path, title="Loss", unit="nats"),
-    "margins": lambda path: plots.plot_margins(REPORT, path),
-    "reliability": lambda path: plots.plot_reliability(REPORT, path),
-    "length": lambda path: plots.plot_score_by_length(REPORT, path),
+    "margins": lambda path: reward_plots.plot_margins(REPORT, path),
+    "reliability": lambda path: reward_plots.plot_reliability(REPORT, path),
+    "length": lambda path: reward_plots.plot_score_by_length(REPORT, path),
     "frontier": lambda path: plots.plot_frontier(FRONTIER, path),
     "ensemble": lambda path: plots.plot_ensemble(ensemble(evaluated=True), path),
     "ensemble_before_eval": lambda path: plots.plot_ensemble(ensemble(evaluated=False), path),
@@ -117,7 +117,7 @@ def test_judge_gets_its_own_axis_when_scales_differ(monkeypatch, factor, scales)
     figures, over = [], over_training()
     for row in (over["sft"], *over["checkpoints"]):
         row["reward"] = {"value": row["reward"]["value"] * factor, "ci95": [x * factor for x in row["reward"]["ci95"]]}
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     plots.plot_over_training(over, Path("unused"))
     assert len(figures[0].axes) == scales
 
@@ -128,7 +128,7 @@ def test_tick_labels_of_first_plot_are_within_figure(monkeypatch, factor):
     for row in (over["sft"], *over["checkpoints"]):
         for key in ("reward", "judge", "kl"):
             row[key] = {"value": row[key]["value"] * factor, "ci95": [x * factor for x in row[key]["ci95"]]}
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     plots.plot_over_training(over, Path("unused"))
     renderer = FigureCanvasAgg(figures[0]).get_renderer()
     figures[0].draw(renderer)
@@ -138,7 +138,7 @@ def test_tick_labels_of_first_plot_are_within_figure(monkeypatch, factor):
 
 def test_fit_is_drawn_only_in_range_of_checkpoints(monkeypatch):
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     plots.plot_against_kl(over_training(), Path("unused"))
     curves = [line.get_xdata() for axes in figures[0].axes for line in axes.lines if line.get_color() == plots.GRAY]
     assert len(curves) == 2
@@ -161,7 +161,7 @@ def test_plots_are_skipped_on_too_little_data(rows, tmp_path):
 )
 def test_plots_are_skipped_when_report_lacks_figures(report, tmp_path):
     path = tmp_path / "none.png"
-    for plot in (plots.plot_margins, plots.plot_reliability, plots.plot_score_by_length):
+    for plot in (reward_plots.plot_margins, reward_plots.plot_reliability, reward_plots.plot_score_by_length):
         assert not plot(report, path)
     assert not path.exists()
 

@@ -4,34 +4,44 @@ Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-q
 as its column, up to --zoo-chart-width. Values that are None, not finite or beyond ±1e12 become gaps.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 from typing import Literal
 
+from .chart_parts import (
+    GLYPH_WIDTH,
+    PHONE_WIDTH,
+    QUIET_COLOR,
+    RIGHT_MARGIN,
+    Plot,
+    Point,
+    axis_ticks,
+    axis_title,
+    axis_width,
+    choose_ticks,
+    draw_curve,
+    drop_out_of_range,
+    group_tooltips,
+    linear_scale,
+    svg_element,
+    value_with_unit,
+    with_unit,
+)
 from .html import escape_text, format_number
 
 Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]
-Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]  # left, top, right and bottom
-Point = tuple[str, str] | None  # x and y, formatted; None for a gap
 
-PHONE_WIDTH = 330  # of a chart, in SVG units: the page's width in CSS pixels on a phone
 DESKTOP_WIDTH = 760  # of a chart that spans the page on a wide screen
-RIGHT_MARGIN = 12
 END_MARGIN = RIGHT_MARGIN + 4  # right margin of the axes of steps and of KL
 TITLE_HEIGHT = 20  # height of the title line above a panel
-FONT_SIZE = 11  # in SVG units
-GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
-MAX_ABSOLUTE = 1e12
-MIN_DIFFERENCE = 1e-6  # smaller values and differences count as zero
 MAX_DOTS = 80  # a curve with more points shows no dots
 MAX_TOOLTIP_LENGTH = 60
 MIN_POSITIONS = 10  # of the x axis of tokens, so that a single bar does not fill the chart
-QUIET_COLOR, MARK_COLOR = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
+MARK_COLOR = "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
 
@@ -74,7 +84,7 @@ class KLCurve:
     @cached_property
     def drawn_points(self) -> list[tuple[int, float, float]]:
         """(step, KL, value) of each checkpoint that has both."""
-        points = [(step, _drop_out_of_range([kl, value])) for step, kl, value in self.points]
+        points = [(step, drop_out_of_range([kl, value])) for step, kl, value in self.points]
         return [(step, max(kl, 0.0), value) for step, (kl, value) in points if kl is not None and value is not None]
 
     @property
@@ -100,8 +110,8 @@ def draw_token_bars(
     Raises:
         ValueError: Values and labels differ in number.
     """
-    numbers = [None if value is None else max(value, 0.0) for value in _drop_out_of_range(values)]
-    plot = _token_plot(_axis_ticks([0.0, *_drop_out_of_range([y_max]), *numbers]), max(len(numbers), x_max))
+    numbers = [None if value is None else max(value, 0.0) for value in drop_out_of_range(values)]
+    plot = _token_plot(axis_ticks([0.0, *drop_out_of_range([y_max]), *numbers]), max(len(numbers), x_max))
     slot_width = plot.x(2) - plot.x(1)
     path = "".join(
         f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
@@ -139,15 +149,15 @@ def draw_token_line(
     Raises:
         ValueError: Values and labels differ in number.
     """
-    numbers = _drop_out_of_range(values)
-    plot = _token_plot(_axis_ticks([0.0, *numbers, *_drop_out_of_range(span or ())]), max(len(numbers), x_max))
+    numbers = drop_out_of_range(values)
+    plot = _token_plot(axis_ticks([0.0, *numbers, *drop_out_of_range(span or ())]), max(len(numbers), x_max))
     points = [
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
     ]
     zero_path = f"M{plot.left:.1f} {plot.y(0.0):.1f}H{PHONE_WIDTH - RIGHT_MARGIN}"
     zero_line = f'<path class="zoo-zero" d="{zero_path}" stroke="{QUIET_COLOR}"/>'
-    curve = _draw_curve(points, COLORS[role])
+    curve = draw_curve(points, COLORS[role])
     return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero_line, above=curve)
 
 
@@ -178,61 +188,80 @@ def draw_step_curves(
     labels = labels or {}
     low, high = step_range([*steps, selected])
     x_ticks = [step for step in choose_ticks(low, high, integers_only=True) if low <= step <= high] or [low, high]
-    all_values = [_drop_out_of_range(curve.values) for curve in series]
+    all_values = [drop_out_of_range(curve.values) for curve in series]
     all_intervals = [
-        [_drop_out_of_range(interval or (None, None)) for interval in curve.intervals or [None] * len(steps)]
+        [drop_out_of_range(interval or (None, None)) for interval in curve.intervals or [None] * len(steps)]
         for curve in series
     ]
     all_y_ticks = []
     for curve, values, intervals in zip(series, all_values, all_intervals, strict=True):
         numbers = [value for value in [*values, *chain.from_iterable(intervals)] if value is not None]
         numbers = [0.0, *(max(number, 0.0) for number in numbers)] if curve.is_nonnegative else numbers
-        all_y_ticks.append(_axis_ticks(numbers))
-    left = max(map(_axis_width, all_y_ticks))
-    x = _linear_scale(low, high, left, width - END_MARGIN)
-    gaps = [x(after) - x(before) for before, after in pairwise(steps)]
+        all_y_ticks.append(axis_ticks(numbers))
+    left = max(map(axis_width, all_y_ticks))
+    x = linear_scale(low, high, left, width - END_MARGIN)
     step_labels = [(x(step), label, "currentColor") for step, label in labels.items()]
     step_labels.append((x(selected), f"step {selected}", MARK_COLOR))
     label_markup, bottom = _place_step_labels(step_labels, left, width)
     body, descriptions = [label_markup], []
     for curve, values, intervals, y_ticks in zip(series, all_values, all_intervals, all_y_ticks, strict=True):
-        plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
-        points: list[Point] = []
-        tooltip_columns, rings, interval_bars, selected_value = [], "", "", ""
-        for step, value, (lower, upper) in zip(steps, values, intervals, strict=True):
-            if value is None:
-                points.append(None)
-                continue
-            point = (f"{x(step):.1f}", f"{plot.y(max(value, y_ticks[0])):.1f}")
-            points.append(point)
-            tooltip = f"step {step}: {escape_text(curve.name)} {_value_with_unit(value, escape_text(curve.unit))}"
-            if lower is not None and upper is not None:
-                y_lower, y_upper = (plot.y(max(end, y_ticks[0])) for end in (lower, upper))
-                interval_bars += f"M{point[0]} {y_lower:.1f}V{y_upper:.1f}"
-                tooltip += f" ({format_number(lower, 3)} to {format_number(upper, 3)})"
-            tooltip_columns.append(plot.tooltip_column(step, tooltip))
-            if step in labels:
-                rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
-            if step == selected:
-                selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
-        body += [
-            plot.axes(_with_unit(curve.name, curve.unit), with_x_labels=curve is series[-1]),
-            f'<path class="zoo-selected" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
-            'stroke-width="1.5"/>',
-            f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>',
-            _draw_curve(points, COLORS["ppo"], dots=len(values) <= MAX_DOTS),
-            f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
-            _tooltip_columns(tooltip_columns, min([24.0, *gaps])),
-        ]
+        plot = Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
+        markup, selected_value = _draw_panel(
+            plot, curve, steps, values, intervals, selected=selected, ringed_steps=labels
+        )
+        body += [plot.axes(with_unit(curve.name, curve.unit), with_x_labels=curve is series[-1]), markup]
         bottom = plot.bottom + 8
-        descriptions.append(f"{curve.name} over training{selected_value}")
-    body.append(_axis_title("training step", bottom + 24, width))
+        at_selected = "" if selected_value is None else f", at step {selected}: {selected_value}"
+        descriptions.append(f"{curve.name} over training{at_selected}")
+    body.append(axis_title("training step", bottom + 24, width))
     descriptions += [f"{label}: step {step}" for step, label in labels.items()]
     # The slider, another component, cannot know where the axis begins: that depends on the widths of the tick labels.
     prefix = "--zoo" if width == PHONE_WIDTH else "--zoo-wide"
     margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
     body.append(f"<style>#step {{ {margins} }}</style>")
-    return _svg_element(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
+    return svg_element(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
+
+
+def _draw_panel(
+    plot: Plot,
+    curve: Series,
+    steps: Sequence[int],
+    values: Values,
+    intervals: Sequence[Values],
+    *,
+    selected: int,
+    ringed_steps: Container[int],
+) -> tuple[str, str | None]:
+    """Draws a curve over the steps without its axes. Returns the markup, and the value at the selected step as text."""
+    low = plot.y_ticks[0]
+    points: list[Point] = []
+    tooltip_columns, rings, interval_bars, selected_value = [], "", "", None
+    for step, value, (lower, upper) in zip(steps, values, intervals, strict=True):
+        if value is None:
+            points.append(None)
+            continue
+        point = (f"{plot.x(step):.1f}", f"{plot.y(max(value, low)):.1f}")
+        points.append(point)
+        tooltip = f"step {step}: {escape_text(curve.name)} {value_with_unit(value, escape_text(curve.unit))}"
+        if lower is not None and upper is not None:
+            y_lower, y_upper = (plot.y(max(end, low)) for end in (lower, upper))
+            interval_bars += f"M{point[0]} {y_lower:.1f}V{y_upper:.1f}"
+            tooltip += f" ({format_number(lower, 3)} to {format_number(upper, 3)})"
+        tooltip_columns.append(plot.tooltip_column(step, tooltip))
+        if step in ringed_steps:
+            rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
+        if step == selected:
+            selected_value = value_with_unit(value, curve.unit)
+    gaps = [plot.x(after) - plot.x(before) for before, after in pairwise(steps)]
+    markup = (
+        f'<path class="zoo-selected" d="M{plot.x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
+        'stroke-width="1.5"/>'
+        f'<path class="zoo-interval" d="{interval_bars}" stroke="{COLORS["ppo"]}" stroke-width="2" opacity=".55"/>'
+        f"{draw_curve(points, COLORS['ppo'], dots=len(values) <= MAX_DOTS)}"
+        f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>'
+        f"{group_tooltips(tooltip_columns, min([24.0, *gaps]))}"
+    )
+    return markup, selected_value
 
 
 def step_range(steps: Iterable[int]) -> tuple[int, int]:
@@ -265,10 +294,10 @@ def draw_frontier(
         width: The chart's width, PHONE_WIDTH or DESKTOP_WIDTH.
     """
     title = f"{name} against KL: {source}"
-    x_ticks = _axis_ticks([0.0, *(kl for curve in curves for _, kl, _ in curve.drawn_points)])
-    y_ticks = _axis_ticks([value for curve in curves for _, _, value in curve.drawn_points])
-    x = _linear_scale(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
-    plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
+    x_ticks = axis_ticks([0.0, *(kl for curve in curves for _, kl, _ in curve.drawn_points)])
+    y_ticks = axis_ticks([value for curve in curves for _, _, value in curve.drawn_points])
+    x = linear_scale(x_ticks[0], x_ticks[-1], axis_width(y_ticks), width - END_MARGIN)
+    plot = Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=axis_width(y_ticks), width=width)
     lines, marked_points, descriptions = [], [], []
     centers: list[tuple[float, float]] = []
     for index in sorted(range(len(curves)), key=lambda index: index == selected):  # the emphasized run last, on top
@@ -298,89 +327,25 @@ def draw_frontier(
                     )
         lines.append(
             f'<g class="{"zoo-run zoo-emphasized" if is_emphasized else "zoo-run"}">'
-            f"{_draw_curve(curve_points, color, width=2.0 if is_emphasized else 1.0)}"
+            f"{draw_curve(curve_points, color, width=2.0 if is_emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{second_outline}'
         )
     body = plot.axes(title) + "".join(lines) + _label_marked_points(marked_points, centers, plot)
-    body += _axis_title(f"KL to {initial_policy}, nats per completion", plot.bottom + 32, width)
-    return _svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
+    body += axis_title(f"KL to {initial_policy}, nats per completion", plot.bottom + 32, width)
+    return svg_element(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
 
-def choose_ticks(low: float, high: float, *, integers_only: bool = False) -> tuple[float, ...]:
-    """Chooses three to five evenly spaced round numbers that enclose low and high.
-
-    Args:
-        low: The lowest value.
-        high: The highest value.
-        integers_only: Whether the numbers must be integers.
-    """
-    magnitude = max(abs(low), abs(high))
-    if magnitude < MIN_DIFFERENCE:  # all values are 0
-        low, high = 0.0, 1.0
-    elif high - low < max(1e-3 * magnitude, MIN_DIFFERENCE):  # all values are equal
-        low, high = low - magnitude / 10, high + magnitude / 10
-    power = math.floor(math.log10((high - low) / 5))
-    for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
-        if integers_only and step % 1:
-            continue
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)  # multiples of `step`
-        if last - first <= 4:
-            return tuple(float(f"{multiple * step:.12g}") for multiple in range(first, max(last, first + 2) + 1))
-    raise AssertionError("one of the steps is wider than the range")
-
-
-class _Plot:
-    """A plot area with the ticks of both axes. `x` and `y` map values to positions."""
-
-    def __init__(
-        self,
-        y_ticks: Sequence[float],
-        x_ticks: Sequence[float],
-        x: Scale,
-        *,
-        top: float,
-        height: float,
-        left: float,
-        width: int = PHONE_WIDTH,
-    ) -> None:
-        self.y_ticks, self.x_ticks, self.x, self.width = y_ticks, x_ticks, x, width
-        self.top, self.height, self.bottom, self.left = top, height, top + height, left
-        self.y = _linear_scale(y_ticks[0], y_ticks[-1], self.bottom, top)
-
-    def axes(self, title: str, *, with_x_labels: bool = True) -> str:
-        """Draws the title, the grid and the tick labels. `with_x_labels` says whether the x axis has labels."""
-        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{self.width - RIGHT_MARGIN}" for value in self.y_ticks)
-        labels = [
-            f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_tick_label(value)}</text>'
-            for value in self.y_ticks
-        ]
-        for value in self.x_ticks:
-            grid += f"M{self.x(value):.1f} {self.bottom}v3"
-            if with_x_labels:
-                attributes = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
-                labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_tick_label(value)}</text>')
-        return (
-            f'<text class="zoo-title" x="2" y="{self.top - 9}" fill="currentColor">{escape_text(title)}</text>'
-            f'<path class="zoo-grid" d="{grid}" stroke="{QUIET_COLOR}" stroke-opacity=".35"/>'
-            f'<g class="zoo-ticks" fill="{QUIET_COLOR}">{"".join(labels)}</g>'
-        )
-
-    def tooltip_column(self, x_value: float, tooltip: str) -> str:
-        """Draws an invisible column with a tooltip, as high as the plot. `tooltip` must be escaped."""
-        return f'<path d="M{self.x(x_value):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
-
-
-def _token_plot(y_ticks: Sequence[float], position_count: int) -> _Plot:
+def _token_plot(y_ticks: Sequence[float], position_count: int) -> Plot:
     """Returns a plot whose x axis is the token position, starting at 1."""
     position_count = max(position_count, MIN_POSITIONS)
-    left = _axis_width(y_ticks)
+    left = axis_width(y_ticks)
     x_ticks = [tick for tick in choose_ticks(0, position_count, integers_only=True) if 1 <= tick <= position_count]
-    x = _linear_scale(0.5, position_count + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
-    return _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
+    x = linear_scale(0.5, position_count + 0.5, left, PHONE_WIDTH - RIGHT_MARGIN)
+    return Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=84, left=left)
 
 
 def _token_chart(
-    plot: _Plot,
+    plot: Plot,
     values: Values,
     labels: Sequence[str],
     css_class: str,
@@ -393,54 +358,18 @@ def _token_chart(
     """Composes a chart over tokens. `below` is drawn before the tooltip columns, and `above` after them."""
     escaped_unit = escape_text(unit)
     tooltip_columns = [
-        plot.tooltip_column(position, f"“{_tooltip_text(label)}” {_value_with_unit(value, escaped_unit)}")
+        plot.tooltip_column(position, f"“{_tooltip_text(label)}” {value_with_unit(value, escaped_unit)}")
         for position, (label, value) in enumerate(zip(labels, values, strict=True), 1)
         if value is not None
     ]
     numbers = [value for value in values if value is not None]
     description = f"{title}: no values"
     if numbers:
-        low, high = format_number(min(numbers), 3), _value_with_unit(max(numbers), unit)
+        low, high = format_number(min(numbers), 3), value_with_unit(max(numbers), unit)
         description = f"{title}: {len(values)} token{'s' * (len(values) != 1)}, from {low} to {high}"
-    columns = _tooltip_columns(tooltip_columns, plot.x(2) - plot.x(1))
-    body = plot.axes(_with_unit(title, unit)) + below + columns + above
-    return _svg_element(plot.bottom + 18, css_class, description, body)
-
-
-def _axis_title(title: str, y: float, width: int) -> str:
-    return f'<text x="{width - RIGHT_MARGIN}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
-
-
-def _svg_element(height: float, css_class: str, description: str, body: str, width: int = PHONE_WIDTH) -> str:
-    """Wraps a chart in an SVG element. `description` is the text for screen readers."""
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {width} {height:g}" '
-        f'role="img" aria-label="{escape_text(description)}" font-size="{FONT_SIZE}" '
-        f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
-    )
-
-
-def _tooltip_columns(columns: Iterable[str], width: float) -> str:
-    """Groups the tooltip columns. They are invisible and as high as the plot, because a bar of height 0 has no area."""
-    style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
-    return f'<g class="zoo-tooltips" {style}>{"".join(columns)}</g>'
-
-
-def _draw_curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
-    """Draws a line through the points, broken at None. A point between two gaps becomes a dot."""
-    path, circles = [], []
-    previous_point: Point = None
-    for point, next_point in zip_longest(points, points[1:]):
-        if point is not None:
-            path.append(f"{'L' if previous_point else 'M'}{point[0]} {point[1]}")
-            if dots or (previous_point is None and next_point is None):
-                circles.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
-        previous_point = point
-    style = f'fill="none" stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
-    return (
-        f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(path)}"/>'
-        f'<g fill="{color}">{"".join(circles)}</g></g>'
-    )
+    columns = group_tooltips(tooltip_columns, plot.x(2) - plot.x(1))
+    body = plot.axes(with_unit(title, unit)) + below + columns + above
+    return svg_element(plot.bottom + 18, css_class, description, body)
 
 
 def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
@@ -465,7 +394,7 @@ def _place_step_labels(labels: Sequence[tuple[float, str, str]], left: float, wi
 
 
 def _label_marked_points(
-    marked_points: Sequence[tuple[float, float, str, bool]], centers: Sequence[tuple[float, float]], plot: _Plot
+    marked_points: Sequence[tuple[float, float, str, bool]], centers: Sequence[tuple[float, float]], plot: Plot
 ) -> str:
     """Outlines the marked points (x, y, label, is_emphasized), and places their labels without overlap if possible.
 
@@ -499,37 +428,6 @@ def _label_marked_points(
 
 def _boxes_overlap(box: Box, other: Box) -> bool:
     return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
-
-
-def _drop_out_of_range(values: Iterable[float | None]) -> list[float | None]:
-    return [value if value is not None and -MAX_ABSOLUTE < value < MAX_ABSOLUTE else None for value in values]
-
-
-def _axis_ticks(values: Iterable[float | None]) -> tuple[float, ...]:
-    numbers = [value for value in values if value is not None]
-    return choose_ticks(min(numbers, default=0.0), max(numbers, default=0.0))
-
-
-def _linear_scale(low: float, high: float, start: float, end: float) -> Scale:
-    slope = (end - start) / (high - low)
-    return lambda value: start + (value - low) * slope
-
-
-def _tick_label(value: float) -> str:
-    return f"{value:.6g}".replace("e+", "e").replace("-", "\N{MINUS SIGN}")
-
-
-def _axis_width(y_ticks: Sequence[float]) -> float:
-    """Returns the width of the y axis labels. It is the same for up to four characters, so that charts align."""
-    return 8 + GLYPH_WIDTH * max(4, *(len(_tick_label(value)) for value in y_ticks))
-
-
-def _with_unit(name: str, unit: str) -> str:
-    return f"{name}, {unit}" if unit else name
-
-
-def _value_with_unit(value: float, unit: str) -> str:
-    return f"{format_number(value, 3)} {unit}".rstrip()
 
 
 @lru_cache(maxsize=4096)

@@ -12,9 +12,10 @@ import gradio as gr
 from ...errors import ZooError
 from ...fileio import is_finite
 from ...publishing.catalog.card import CardEstimate
-from ..engine import CheckpointResult, TimelinePoint, TimelineRun
+from ..engine import CheckpointResult, Timeline, TimelinePoint, TimelineRun
 from .browser import PAGE_EVENT, create_live_region, scroll_script
-from .charts import DESKTOP_WIDTH, PHONE_WIDTH, KLCurve, Series, draw_frontier, draw_step_curves, step_range
+from .chart_parts import PHONE_WIDTH
+from .charts import DESKTOP_WIDTH, KLCurve, Series, draw_frontier, draw_step_curves, step_range
 from .html import escape_text, format_number, format_signed, notice_html, shorten_name
 from .link import link_address
 from .models import PageModels
@@ -59,39 +60,7 @@ def build_training_tab(
         )
         return None
 
-    initial_policy = page_models.comparison.initial_policy
-
-    def mark_step(run_name: Any, slider_step: object) -> str:
-        try:
-            run = timeline.get_run(run_name)
-        except ZooError as error:
-            return notice_html(error)
-        return curves_html(run, nearest_step(run, slider_step), initial_policy)
-
-    def sample_step(
-        prompt: object, run_name: Any, slider_step: object, *sampling: Any
-    ) -> Iterator[tuple[object, object]]:
-        try:
-            run = timeline.get_run(run_name)
-            point = run.point_at(nearest_step(run, slider_step))
-            link_run = None if run is timeline.default_run else run.name
-            for snapshot in streams.stream_step(point.step, prompt, run=run_name, **sampling_arguments(*sampling)):
-                link = link_address(snapshot, defaults, step=point.step, run=link_run)
-                yield summary_html(snapshot), pairs_html(snapshot, ppo_label=_point_label(point), link=link)
-        except ZooError as error:
-            yield notice_html(error), gr.skip()
-
-    def sample_all_steps(prompt: object, run_name: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
-        try:
-            run = timeline.get_run(run_name)
-            steps = run.spread_steps(page_models.comparison.limits.checkpoints)
-            results: list[CheckpointResult] = []
-            for result in streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
-                results.append(result)
-                yield "", checkpoints_html(results, requested_count=len(steps), total_count=len(run.points))
-        except ZooError as error:
-            yield notice_html(error), gr.skip()
-
+    handlers = _Handlers(page_models, timeline, streams, defaults)
     tab = _create_components(page_models, timeline.default_run, defaults)
     controls, message_view = tab.controls, tab.message_view
     prompt_box, run_dropdown, step_slider = controls.prompt_box, controls.run_dropdown, controls.step_slider
@@ -101,35 +70,87 @@ def build_training_tab(
     model_options: dict[str, Any] = {**options, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` rather than `release`, because the keyboard moves a slider without a release.
     step_slider.input(
-        mark_step, [run_dropdown, step_slider], [controls.curves_view], trigger_mode="always_last", queue=False,
-        **options,
+        handlers.mark_step, [run_dropdown, step_slider], [controls.curves_view],
+        trigger_mode="always_last", queue=False, **options,
     )  # fmt: skip
     gr.on(
-        [step_slider.input, prompt_box.submit, tab.step_button.click], sample_step,
+        [step_slider.input, prompt_box.submit, tab.step_button.click], handlers.sample_step,
         [prompt_box, run_dropdown, step_slider, *controls.sampling], [message_view, tab.step_view],
         trigger_mode="always_last", **model_options,
     )  # fmt: skip
     tab.all_steps_button.click(
-        sample_all_steps, [prompt_box, run_dropdown, *controls.sampling], [message_view, tab.all_steps_view],
+        handlers.sample_all_steps, [prompt_box, run_dropdown, *controls.sampling], [message_view, tab.all_steps_view],
         **model_options,
     )  # fmt: skip
     gr.on([tab.step_button.click, prompt_box.submit], None, js=scroll_script("at-step"), **PAGE_EVENT)
     # Not at each `input`, which would move the chart away while the slider is dragged.
     step_slider.release(None, js=scroll_script("at-step", control_id="step"), **PAGE_EVENT)
     tab.all_steps_button.click(None, js=scroll_script("steps"), **PAGE_EVENT)
-
-    def show_run(run_name: Any) -> tuple[object, str]:
-        try:
-            run = timeline.get_run(run_name)
-        except ZooError as error:
-            return gr.skip(), notice_html(error)
-        step = run.default_point.step
-        return gr.update(**slider_range(run), value=step), curves_html(run, step, initial_policy)
-
-    run_dropdown.input(show_run, [run_dropdown], [step_slider, controls.curves_view], **options)
+    run_dropdown.input(handlers.show_run, [run_dropdown], [step_slider, controls.curves_view], **options)
     if len(timeline.runs_with_beta) > 1:
         _build_beta_section(page_models, streams, controls=controls, model_options=model_options, options=options)
     return controls
+
+
+@dataclass(frozen=True)
+class _Handlers:
+    """What the tab does when a visitor moves or clicks a component; bad input becomes a message.
+
+    Attributes:
+        page_models: The models and their runs.
+        timeline: The runs.
+        streams: Samples the completions.
+        defaults: Initial sampling parameters.
+    """
+
+    page_models: PageModels
+    timeline: Timeline
+    streams: CompletionStreams
+    defaults: SamplingDefaults
+
+    def mark_step(self, run_name: Any, slider_step: object) -> str:
+        """Returns the curves of a run with a step marked."""
+        try:
+            run = self.timeline.get_run(run_name)
+        except ZooError as error:
+            return notice_html(error)
+        return curves_html(run, nearest_step(run, slider_step), self.page_models.comparison.initial_policy)
+
+    def sample_step(
+        self, prompt: object, run_name: Any, slider_step: object, *sampling: Any
+    ) -> Iterator[tuple[object, object]]:
+        """Yields the message and the growing completions of a step."""
+        try:
+            run = self.timeline.get_run(run_name)
+            point = run.point_at(nearest_step(run, slider_step))
+            link_run = None if run is self.timeline.default_run else run.name
+            for snapshot in self.streams.stream_step(point.step, prompt, run=run_name, **sampling_arguments(*sampling)):
+                link = link_address(snapshot, self.defaults, step=point.step, run=link_run)
+                yield summary_html(snapshot), pairs_html(snapshot, ppo_label=_point_label(point), link=link)
+        except ZooError as error:
+            yield notice_html(error), gr.skip()
+
+    def sample_all_steps(self, prompt: object, run_name: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
+        """Yields the message and the completions of more and more steps."""
+        try:
+            run = self.timeline.get_run(run_name)
+            steps = run.spread_steps(self.page_models.comparison.limits.checkpoints)
+            results: list[CheckpointResult] = []
+            for result in self.streams.stream_steps(prompt, steps, run=run_name, **sampling_arguments(*sampling)):
+                results.append(result)
+                yield "", checkpoints_html(results, requested_count=len(steps), total_count=len(run.points))
+        except ZooError as error:
+            yield notice_html(error), gr.skip()
+
+    def show_run(self, run_name: Any) -> tuple[object, str]:
+        """Returns the slider and the curves of a run."""
+        try:
+            run = self.timeline.get_run(run_name)
+        except ZooError as error:
+            return gr.skip(), notice_html(error)
+        step = run.default_point.step
+        curves = curves_html(run, step, self.page_models.comparison.initial_policy)
+        return gr.update(**slider_range(run), value=step), curves
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,7 @@ def deploy(
     else:
         _check_visibility(space, private, existing_space.private, private_models)
         kind, private = _SpaceKind(existing_space.sdk, existing_space.hardware), existing_space.private
-    wheel_source: WheelSource = "path"
-    if builds_spaces:
-        wheel_source = "files" if private else "address"
+    wheel_source: WheelSource = ("files" if private else "address") if builds_spaces else "path"
 
     def write(folder: Path, kind: _SpaceKind) -> dict[str, Path]:
         folder.mkdir()
@@ -122,12 +120,7 @@ def deploy(
             if (kind.sdk, kind.hardware) != (planned_kind.sdk, planned_kind.hardware):
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
-            failure = f"Cannot create the data set {models.votes} on {endpoint}"
-            with translate_hub_errors(failure, "check --votes and the token."):
-                # Otherwise the page would create it as a public data set.
-                if not api.repo_exists(models.votes, repo_type="dataset"):
-                    api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
-                    new_repos.append((models.votes, "dataset"))
+            new_repos += _create_votes(api, models.votes, private=private)
         with translate_hub_errors(f"Cannot write to the Space {space} on {endpoint}", "try again, or check the token."):
             commit = _commit(api, space, models, files, existing_space)
     return Deployment(
@@ -141,6 +134,15 @@ def deploy(
         private_models=private_models,
         refusal=kind.refusal,
     )
+
+
+def _create_votes(api: HfApi, votes: str, *, private: bool) -> list[tuple[str, str]]:
+    """Creates the data set of votes, which the page would create as a public one. Returns the new repositories."""
+    with translate_hub_errors(f"Cannot create the data set {votes} on {api.endpoint}", "check --votes and the token."):
+        if api.repo_exists(votes, repo_type="dataset"):
+            return []
+        api.create_repo(votes, repo_type="dataset", private=private, exist_ok=True)
+    return [(votes, "dataset")]
 
 
 def _check_no_custom_code(models: SpaceModels, hub: Hub) -> None:

@@ -225,14 +225,9 @@ def sample(
     waiting_rows = _starting_order(lengths, max_new_tokens, max_tokens)
     decoder = decoder or GrowingDecoder(model, max_new_tokens=max_new_tokens, max_tokens=max_tokens)
     while waiting_rows or len(decoder.row_ids):
-        startable_count, running_count = 0, len(decoder.row_ids)
-        if waiting_rows:
-            remaining = max_new_tokens - drawn_counts[decoder.row_ids]
-            startable_count = decoder.count_startable([lengths[row] for row in waiting_rows], remaining)
-        # A prefill is a separate pass, in which running rows make no progress. So wait until a prefill can start at
-        # least a quarter as many rows as are running, or all that wait.
-        if startable_count and startable_count >= min(len(waiting_rows), running_count / 4):
-            new_rows, waiting_rows = waiting_rows[:startable_count], waiting_rows[startable_count:]
+        waiting_lengths = [lengths[row] for row in waiting_rows]
+        if start_count := _count_rows_to_start(decoder, waiting_lengths, drawn_counts, max_new_tokens):
+            new_rows, waiting_rows = waiting_rows[:start_count], waiting_rows[start_count:]
             output, rows = decoder.prefill([prompts[row] for row in new_rows], new_rows, pad_id)
         else:
             output, rows = decoder.step()
@@ -254,6 +249,20 @@ def sample(
     return Samples(
         prompt_ids, prompt_mask, completion_ids[:, :width], mask, logprobs[:, :width], ended, vocabulary, values=values
     )
+
+
+def _count_rows_to_start(
+    decoder: Decoder, waiting_lengths: Sequence[int], drawn_counts: Tensor, max_new_tokens: int
+) -> int:
+    """Returns how many waiting rows to start now; 0 if the running rows draw their next token first.
+
+    A prefill is a separate pass, in which running rows make no progress. So rows wait until it can start at least a
+    quarter as many as are running, or all that wait.
+    """
+    if not waiting_lengths:
+        return 0
+    count = decoder.count_startable(waiting_lengths, max_new_tokens - drawn_counts[decoder.row_ids])
+    return count if count >= min(len(waiting_lengths), len(decoder.row_ids) / 4) else 0
 
 
 def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int | None) -> list[int]:

@@ -89,18 +89,6 @@ def choose_sizes(
             f"A recipe needs {MIN_PROMPTS} different prompts that are short enough, because some are held out of "
             f"training, but {ppo.data_set.name} has {distinct_count}: add rows to it, or pass other --prompts."
         )
-    eval_prompts = max(2, min(MAX_EVAL_PROMPTS, distinct_count // 8))
-    test_split = ppo.keys["dataset_test_split"]
-    # PPO holds out two parts, each with `share` of the prompts. With a test split, both monitor training, and together
-    # have 1.5 times eval_prompts. Without a test split, one part monitors training, the evaluation uses the other, and
-    # each has 1.5 times eval_prompts. The surplus makes up for prompts that are too long.
-    share = min(
-        0.1 if test_split else 0.2,
-        max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
-    )
-    trained_count = int(usable_count * (1 - 2 * share))
-    # The largest power of two that leaves at least two updates in a pass over the prompts.
-    rollout_size = min(MAX_ROLLOUT, 2 ** int(math.log2(max(trained_count / 2, 2))))
     text_length, answer_reason = None, ""
     if text_lengths:
         text_p95 = _percentile_95(text_lengths)
@@ -114,6 +102,33 @@ def choose_sizes(
         answer_reason = f"twice the {_percentile_95(answer_lengths)} tokens that 95% of answers do not exceed; "
     reason = f"{answer_reason}at most {MAX_RESPONSE}, and no more than prompts leave of the context"
     decisions.add("response_length", response_length, reason)
+    eval_prompts, share = _choose_held_out(ppo, distinct_count, decisions)
+    trained_count = int(usable_count * (1 - 2 * share))
+    # The largest power of two that leaves at least two updates in a pass over the prompts.
+    rollout_size = min(MAX_ROLLOUT, 2 ** int(math.log2(max(trained_count / 2, 2))))
+    sft_batch = max(1, min(32, data_by_stage["sft"].row_count // 4)) if "sft" in data_by_stage else None
+    sizes = {
+        "prompt_length": prompt_length, "response_length": response_length, "text_length": text_length,
+        "eval_prompts": eval_prompts, "held_out_share": share, "trained_rows": trained_count, "sft_batch": sft_batch,
+        **choose_batches(trained_count, rollout_size, MAX_EPISODES),
+    }  # fmt: skip
+    add_episodes(sizes, decisions)
+    return sizes
+
+
+def _choose_held_out(ppo: StageData, distinct_count: int, decisions: Decisions) -> tuple[int, float]:
+    """Chooses how many prompts the evaluation uses, and the share of all prompts in each held-out part.
+
+    PPO holds out two parts. With a test split, both monitor training, and together have 1.5 times the evaluation's
+    prompts. Without a test split, one part monitors training, the evaluation uses the other, and each has 1.5 times
+    those prompts. The surplus makes up for prompts that are too long.
+    """
+    eval_prompts = max(2, min(MAX_EVAL_PROMPTS, distinct_count // 8))
+    test_split = ppo.keys["dataset_test_split"]
+    share = min(
+        0.1 if test_split else 0.2,
+        max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
+    )
     if test_split:
         eval_prompts = min(eval_prompts, ppo.test_prompt_count or 0)
     warning = ""
@@ -133,14 +148,7 @@ def choose_sizes(
     )
     held_out_reason = f"no stage trains on {2 * part} of {ppo.prompt_count_text} prompts: {purpose}"
     decisions.add("held_out_share", share, held_out_reason)
-    sft_batch = max(1, min(32, data_by_stage["sft"].row_count // 4)) if "sft" in data_by_stage else None
-    sizes = {
-        "prompt_length": prompt_length, "response_length": response_length, "text_length": text_length,
-        "eval_prompts": eval_prompts, "held_out_share": share, "trained_rows": trained_count, "sft_batch": sft_batch,
-        **choose_batches(trained_count, rollout_size, MAX_EPISODES),
-    }  # fmt: skip
-    add_episodes(sizes, decisions)
-    return sizes
+    return eval_prompts, share
 
 
 def add_episodes(sizes: Mapping[str, Any], decisions: Decisions, reason: str = "") -> None:

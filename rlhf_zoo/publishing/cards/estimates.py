@@ -15,3 +15,13 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
     """
     estimate = get_nested(document, *path)
     return estimate if isinstance(estimate, Mapping) and is_finite(estimate.get("value")) else None
+
+
+def is_better_than_ppo(entry: Mapping[str, Any]) -> bool:
+    """Returns whether a simple filter is shown to score higher than PPO by the judge.
+
+    Args:
+        entry: The filter's entry in evaluation.json. Its `ppo_minus_this` is paired by prompt.
+    """
+    difference = estimate_at(entry, "ppo_minus_this")
+    return difference is not None and difference["ci95"][1] < 0

@@ -14,7 +14,7 @@ from ...hub.client.publish import read_publication
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_from_base
-from .estimates import estimate_at
+from .estimates import estimate_at, is_better_than_ppo
 from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
     describe_foreign_evaluation,
@@ -31,16 +31,6 @@ FRONTIER = "baseline/frontier.json"
 _RUN_METRICS = ("reward_model", "cut_rows", "seconds")
 #: Roles of parents that a run directory may hold, each in a folder of that name.
 _PARENT_FOLDERS = ("sft", "reward", "data")
-
-
-def is_better_than_ppo(entry: Mapping[str, Any]) -> bool:
-    """Returns whether a simple filter is shown to score higher than PPO by the judge.
-
-    Args:
-        entry: The filter's entry in evaluation.json. Its `ppo_minus_this` is paired by prompt.
-    """
-    difference = estimate_at(entry, "ppo_minus_this")
-    return difference is not None and difference["ci95"][1] < 0
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...fileio import is_finite
-from .. import plots
+from .. import plots, reward_plots
 from .data import DataPart, measured_on
 from .estimates import estimate_at
 from .facts import StageFacts
@@ -25,9 +25,9 @@ def _model_index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Met
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
     report, rows = facts.reward_report, facts.metrics
-    draw("margins", "Histogram of margins on held-out pairs", plots.plot_margins, report)
-    draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
-    draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
+    draw("margins", "Histogram of margins on held-out pairs", reward_plots.plot_margins, report)
+    draw("calibration", "Calibration on held-out pairs", reward_plots.plot_reliability, report)
+    draw("length", "Score against length on held-out pairs", reward_plots.plot_score_by_length, report)
     curves = {"loss": "training", "eval_loss": "validation"}
     options: dict[str, object] = {"title": "Loss", "unit": "nats per pair", "mark": facts.plot_marker_step}
     draw("loss", "Loss against the step", plots.plot_curves, rows, curves, **options)

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from ...evaluation.paraphrases import GROUP_REMEDY, paraphrase_warning
 from ...runs.settings.declared import default_of
 from .data import STAGE_NAMES
-from .estimates import estimate_at
-from .facts import StageFacts, is_better_than_ppo
+from .estimates import estimate_at, is_better_than_ppo
+from .facts import StageFacts
 from .markdown import SOURCE, Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
