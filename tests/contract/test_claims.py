@@ -14,6 +14,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from thread_hub import ThreadHub, send_all
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.client import publish
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.publishing.cards import card
 from rlhf_zoo.publishing.sender import Sender, claim_stage_repository
@@ -167,6 +168,26 @@ def test_send_retries_after_foreign_commit_unless_another_run_claims() -> None:
     api().delete_file("claim.json", REPO)
     assert_refused(lambda: claim_stage_repository(run_context("c"), "ppo"), "belongs to another run")
     claim_stage_repository(run_context("b"), "ppo")
+
+
+def test_branch_tag_of_run_that_claims_after_commit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    save("a", 5)
+    send("a")
+    replace_files = publish._replace_files
+
+    def commit_and_lose_claim(*args: Any, **options: Any) -> str:
+        commit = replace_files(*args, **options)
+        claim_stage_repository(run_context("b", overwrite=True), "ppo")
+        api().create_tag(REPO, tag="v1", revision="main")
+        return commit
+
+    monkeypatch.setattr(publish, "_replace_files", commit_and_lose_claim)
+    Path("cards").mkdir()
+    context, folder = run_context("a"), Path("a/ppo/checkpoint-5")
+    options: dict[str, Any] = {"run_id": context.run_id("ppo"), "hub": context.hub, "extra_files": Path("cards")}
+    options |= {"message": "Merge", "branch": "merged", "tag": "v1"}
+    assert_refused(lambda: publish.publish_on_branch(folder, REPO, **options), "another run")
+    assert {*tags()} == {"v1"}
 
 
 def test_step_tag_moves_only_with_overwrite_or_restart() -> None:

@@ -27,7 +27,7 @@ from rlhf_zoo.hub.client.local_paths import PULL_MARK, Cache, FileToFetch, Folde
 from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.client.refs import resolve
-from rlhf_zoo.hub.server.handler import Handler
+from rlhf_zoo.hub.server.handler import ConnectionHandler
 from rlhf_zoo.hub.server.messages import FilePart
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.context import RunContext
@@ -209,8 +209,8 @@ class Wire:
 
 @pytest.fixture
 def wire(at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
-    controlled, original_send = Wire(), Handler._send
-    monkeypatch.setattr(Handler, "_send", lambda self, response: controlled.send(self, response, original_send))
+    controlled, send = Wire(), ConnectionHandler._send
+    monkeypatch.setattr(ConnectionHandler, "_send", lambda self, response: controlled.send(self, response, send))
     yield controlled
     controlled.stall.clear()
 

@@ -19,7 +19,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import HF_URL, Hub, choose_source, reload_clients
 from rlhf_zoo.hub.client.refs import NOT_LOADED, resolve
 from rlhf_zoo.hub.server import create_token
-from rlhf_zoo.hub.server.handler import Handler
+from rlhf_zoo.hub.server.handler import ConnectionHandler
 from rlhf_zoo.modeling.models import load_causal
 
 pytestmark = pytest.mark.usefixtures("quick_plots")
@@ -31,14 +31,14 @@ BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 def sent(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, str | None]]:
     """(port, Authorization) of every request that a Hub received."""
     requests: set[tuple[int, str | None]] = set()
-    parse = Handler.parse_request
+    parse = ConnectionHandler.parse_request
 
-    def record(self: Handler) -> bool:
+    def record(self: ConnectionHandler) -> bool:
         parsed = parse(self)
         requests.add((self.server.server_address[1], self.headers.get("Authorization")))
         return parsed
 
-    monkeypatch.setattr(Handler, "parse_request", record)
+    monkeypatch.setattr(ConnectionHandler, "parse_request", record)
     return requests
 
 

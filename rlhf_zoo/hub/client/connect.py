@@ -437,11 +437,11 @@ def _run_embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
     from ..server.tokens import TokenFile, create_token
 
     _make_private(root)
-    token_file = root / "client-token"
+    token_path = root / "client-token"
     with _translate_write_errors(root):
         # Reuse the token of the last command, unless the user has revoked it.
-        if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
-            replace_file(token_file, create_token(root, "write", name="--hub local").encode())
+        if not token_path.is_file() or TokenFile(root).role(token_path.read_text(errors="replace")) != "write":
+            replace_file(token_path, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
         ready_file = Path(scratch) / "ready.json"
         log_file = Path(scratch) / "log"
@@ -464,7 +464,7 @@ def _run_embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
                     lines = log_file.read_text(errors="replace").strip().splitlines()
                     raise ZooError(f"The embedded Hub did not start: {lines[-1] if lines else 'it printed nothing'}")
                 time.sleep(0.02)
-            yield json.loads(ready_file.read_text())["url"], token_file.read_text()
+            yield json.loads(ready_file.read_text())["url"], token_path.read_text()
         finally:
             process.terminate()
             try:

@@ -81,7 +81,6 @@ class Source:
         repo: The repository's id and type.
         private: Whether reading the repository requires a token.
         sdk: The SDK of a Space; None for other repositories.
-        path: The repository's folder on this machine.
         git: The git repository.
         large_files: The large files, of which git stores only pointers.
     """
@@ -89,7 +88,6 @@ class Source:
     repo: RepoId
     private: bool
     sdk: str | None
-    path: Path
     git: GitRepository
     large_files: LargeFiles
 
@@ -116,7 +114,7 @@ class Source:
         from dulwich.repo import Repo
 
         messages = {}
-        with Repo(str(self.path)) as repo:
+        with Repo(str(self.git.path)) as repo:
             for name, oid in repo.refs.as_dict(b"refs/tags").items():  # type: ignore[arg-type]
                 tag = repo[oid]
                 if isinstance(tag, Tag):
@@ -236,7 +234,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
     try:
         settings = storage.settings(repo)
         with storage.git(repo) as git:
-            yield Source(repo, settings.private, settings.sdk, path, git, LargeFiles(path))
+            yield Source(repo, settings.private, settings.sdk, git, LargeFiles(path))
     except Damaged as fault:
         raise ZooError(
             f"{name} is damaged on this disk ({fault.reason}), under {path}: restore that folder, or publish it again."
@@ -292,7 +290,7 @@ class _Export:
         for branch in branches:
             missing_commits = missing_by_branch[branch.name]
             new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing_commits, total)
-        tags_to_send = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        tags_to_send = {name: (commit, text) for name, (commit, text) in tags.items() if commit in self.commits}
         self._tag(tags_to_send)
         branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
         self._verify(branch_heads | {commit for commit, _ in tags_to_send.values()})

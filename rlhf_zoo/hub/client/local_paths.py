@@ -123,9 +123,10 @@ class Folder(_Destination):
                 f"{self.repo} contains {reserved_path}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch "
                 "it without --output_dir."
             )
-        marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOAD_FOLDER, PULL_MARK)]
+        client_paths = (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOAD_FOLDER, PULL_MARK)
+        written_paths = {self.folder / path for path in client_paths}.union(*map(self._written_paths, files))
         # A link in the folder, left for example by an earlier download, could redirect writes to any place.
-        for path in sorted({*marks, *(path for file in files for path in self._written_paths(file))}):
+        for path in sorted(written_paths):
             if path.is_symlink():
                 raise ZooError(
                     f"{path} is a symbolic link, which would redirect files to another folder: remove it, or choose "

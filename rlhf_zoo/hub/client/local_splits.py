@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 #: The suffixes of data files that `datasets` reads. A compressed file has another suffix after them.
 _ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+_COMPRESSION_ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
 _MAX_LISTED = 4  # file names in a message
 
@@ -64,7 +64,7 @@ def _are_one_file(paths: set[Path]) -> bool:
 def _split_and_ending(path: Path) -> tuple[str, str]:
     """Returns (name without a shard's number, ending) of a data file; ("", "") for any other file."""
     name, compression = path.name, ""
-    if path.suffix in _COMPRESSED:
+    if path.suffix in _COMPRESSION_ENDINGS:
         name, compression = name.removesuffix(path.suffix), path.suffix
     ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
     return (_SHARD.sub("", name.removesuffix(ending)), ending + compression) if ending else ("", "")

@@ -173,9 +173,7 @@ def publish_checkpoint(
                 f"The tag {tag} of {repo_id} on {hub.name} does not point to the commit of {checkpoint}, and moves "
                 "only with --overwrite_repo: pass that option, or publish under another --namespace."
             )
-        # Another run may have claimed the repository meanwhile, and its tags must not be deleted.
-        check_claim(repo_id, run_id, hub=hub)
-        hub.api().delete_tag(repo_id, tag=tag)
+        _delete_tag(repo_id, run_id, tag, hub)
         tag_commit = None
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
@@ -222,8 +220,7 @@ def publish_release(
     tagged_commit = _find_tagged_commit(repo_id, "best", hub)
     keeps_tag = tag_message is not None and tagged_commit == commit
     if tagged_commit is not None and not keeps_tag:
-        check_claim(repo_id, run_id, hub=hub)
-        hub.api().delete_tag(repo_id, tag="best")
+        _delete_tag(repo_id, run_id, "best", hub)
     if tag_message is not None and not keeps_tag:
         _tag(repo_id, run_id, "best", commit, tag_message, hub)
     return commit
@@ -266,7 +263,7 @@ def publish_on_branch(
     commit = _replace_files(repo_id, run_id, files, message, revision=branch, hub=hub)
     if tag is not None:
         if _find_tagged_commit(repo_id, tag, hub) is not None:
-            hub.api().delete_tag(repo_id, tag=tag)
+            _delete_tag(repo_id, run_id, tag, hub)
         _tag(repo_id, run_id, tag, commit, message, hub)
     return commit
 
@@ -380,6 +377,12 @@ def _find_tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
             "that branch."
         )
     return next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
+
+
+def _delete_tag(repo_id: str, run_id: str, tag: str, hub: Hub) -> None:
+    """Deletes a tag. Raises ZooError if another run has claimed the repository, because the tag may be its own."""
+    check_claim(repo_id, run_id, hub=hub)
+    hub.api().delete_tag(repo_id, tag=tag)
 
 
 def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:

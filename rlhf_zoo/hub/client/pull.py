@@ -140,12 +140,7 @@ def fetch(
         ZooError: There is no such repository or revision; the Hub does not answer and the cache lacks the revision; the
             disk lacks room, or `output_dir` holds other files; or a file arrived twice with a wrong digest.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
     repo, revision = split_revision(repository)
     if output_dir is not None and output_dir.exists() and not output_dir.is_dir():

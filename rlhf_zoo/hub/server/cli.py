@@ -97,12 +97,7 @@ def hub() -> None:
 @click.option("--parent", type=int, help="Stop when the process with this id ends (for commands that start a Hub).")
 @click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
 def serve_command(
-    root: Path | None,
-    host: str,
-    port: int,
-    ready_file: Path | None,
-    parent: int | None,
-    verbose: bool,
+    root: Path | None, host: str, port: int, ready_file: Path | None, parent: int | None, verbose: bool
 ) -> None:
     """Serve the embedded Hub until Ctrl-C or SIGTERM.
 

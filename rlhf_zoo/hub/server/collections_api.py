@@ -186,13 +186,10 @@ class CollectionsApi(Api):
             repo = RepoId(item["type"], *item["id"].split("/"))
             if not storage.exists(repo):
                 repo = storage.current_name(repo) or repo
-            entry = {**item, "id": str(repo)}
-            if request.role is not None:
-                visible_items.append(entry)
-                continue
             with storage.skip_damaged(repo):
-                if self._access.can_see(request, storage.settings(repo)):
-                    visible_items.append(entry)
+                # With a token, callers see every item, even one whose repository is damaged or was deleted.
+                if request.role is not None or self._access.can_see(request, storage.settings(repo)):
+                    visible_items.append({**item, "id": str(repo)})
         return visible_items
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:

@@ -28,7 +28,7 @@ _MAX_PREUPLOAD_BYTES = 4 * 2**20
 _MAX_FILES = 5000
 _MAX_COMMIT_BYTES = 4 * 2**30
 _MAX_CHANGES = 100_000
-_MAX_ATTRIBUTE_LINE = 2000
+_MAX_ATTRIBUTE_LINE = 2000  # bytes, a little below git's own limit (see `patterns`)
 _ATTRIBUTES = ".gitattributes"
 _LFS_ATTRIBUTES = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."

@@ -77,10 +77,10 @@ def describe(
     Raises:
         Damaged: Something in the repository cannot be read.
     """
-    properties = None if expand is None else set(expand)
+    wanted_names = None if expand is None else set(expand)
 
     def is_wanted(name: str) -> bool:
-        return properties is None or name in properties
+        return wanted_names is None or name in wanted_names
 
     files = git.files(commit)
     oid_by_path = {entry.path: entry.oid for entry in files}

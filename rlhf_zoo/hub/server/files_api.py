@@ -42,16 +42,14 @@ class FilesApi(Api):
                 file = self._storage.large_files(repo).checked_path(info.pointer, path)
             if request.headers.get("If-None-Match") == f'"{etag}"':
                 return Response(304, headers)
-            start, end = 0, info.size
-            status = 200
+            status, start, end = 200, 0, info.size
             # A resumed download of a file that changed meanwhile gets the whole new file.
             is_unchanged = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
             # HEAD describes the whole file: huggingface_hub reads the file's size from Content-Length.
             if is_unchanged and request.method == "GET":
                 byte_range = _parse_byte_range(request.headers.get("Range", ""), info.size)
                 if byte_range is not None:
-                    start, end = byte_range
-                    status = 206
+                    status, (start, end) = 206, byte_range
                     headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size}"
             if info.pointer:
                 return Response(status, headers, FilePart(file, start, end - start))

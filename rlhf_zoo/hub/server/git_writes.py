@@ -153,12 +153,12 @@ class TreeEdit:
     """A tree that is being edited, as a mapping of paths to blob ids.
 
     Args:
-        repository: The open repository.
+        git: The open repository.
         tree: Git id of the tree to start from; None for an empty tree.
     """
 
-    def __init__(self, repository: GitRepository, tree: str | None) -> None:
-        self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
+    def __init__(self, git: GitRepository, tree: str | None) -> None:
+        self._files = {entry.path: entry.oid for entry in git.walk(tree) if not entry.is_folder} if tree else {}
         self._file_counts: dict[str, int] = {}  # folder -> number of files below it
         for path in self._files:
             self._count_in_folders(path, 1)

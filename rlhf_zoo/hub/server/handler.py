@@ -60,7 +60,7 @@ class HubServer(ThreadingHTTPServer):
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.pending_connections = PendingConnections()
-        super().__init__(address[:2], Handler)  # type: ignore[arg-type]
+        super().__init__(address[:2], ConnectionHandler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
         """Binds without the reverse name lookup of http.server, which can take seconds without a network."""
@@ -130,7 +130,7 @@ class HubServer(ThreadingHTTPServer):
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Logs a bug. Not called for clients that disconnect: `Handler.handle` closes those connections.
+        """Logs a bug. Not called for clients that disconnect: `handle` closes those connections.
 
         Args:
             request: The connection.
@@ -164,7 +164,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
     return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class ConnectionHandler(BaseHTTPRequestHandler):
     """Serves a connection, on its own thread."""
 
     protocol_version = "HTTP/1.1"

@@ -171,7 +171,7 @@ def _format_date(seconds: int) -> str:
 
 
 @contextmanager
-def _open_tokens(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Path, TokenFile]]:
+def _open_token_file(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Path, TokenFile]]:
     folder = Path(root).expanduser()
     try:
         yield folder, TokenFile(folder)
@@ -195,9 +195,9 @@ def create_token(
     """
     if role not in ROLES:
         raise ZooError(f"Token role '{role}' is unknown: use --role read or --role write.")
-    with _open_tokens(root, "write a token") as (folder, tokens):
+    with _open_token_file(root, "write a token") as (folder, token_file):
         make_private(folder)
-        return tokens.add(role, name=name, seconds=seconds)
+        return token_file.add(role, name=name, seconds=seconds)
 
 
 def list_tokens(root: str | os.PathLike[str]) -> list[TokenRecord]:
@@ -212,8 +212,8 @@ def list_tokens(root: str | os.PathLike[str]) -> list[TokenRecord]:
     Raises:
         ZooError: The file of tokens is damaged or cannot be read.
     """
-    with _open_tokens(root, "read the tokens") as (_, tokens):
-        return tokens.read_all()
+    with _open_token_file(root, "read the tokens") as (_, token_file):
+        return token_file.read_all()
 
 
 def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) -> list[TokenRecord]:
@@ -227,8 +227,9 @@ def revoke_tokens(root: str | os.PathLike[str], ids_or_tokens: tuple[str, ...]) 
         ZooError: An argument matches no token, although tokens that the others match are revoked; or the file of tokens
             is damaged or cannot be written.
     """
-    with _open_tokens(root, "revoke tokens") as (folder, tokens):
-        record_by_key = {key: tokens.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
+    with _open_token_file(root, "revoke tokens") as (folder, token_file):
+        # `revoke` needs the folder, because it locks a file there.
+        record_by_key = {key: token_file.revoke(key) if folder.is_dir() else None for key in ids_or_tokens}
     # A text that is too long for an id may be a token, so show only its start.
     unknown_keys = ", ".join(
         f"'{key[:8]}…'" if len(key) > _ID_LENGTH else f"'{key}'" for key, record in record_by_key.items() if not record
