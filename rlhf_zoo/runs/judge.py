@@ -160,18 +160,18 @@ def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> Non
     if record.is_own():
         return
     own_keys = {**context.recipe.stages.get(stage, {}), **context.flags.get(stage, {})}
-    source = f"{record.run_file}, which was not written by your rlhf-zoo, or was changed since,"
+    where = f"{record.run_file}, which was not written by your rlhf-zoo, or was changed since,"
     for key, value in keys.items():
         if value is None or value == own_keys.get(key):
             continue
-        check_key(key, value, STAGE_KEYS, where=source)
+        check_key(key, value, STAGE_KEYS, where=where)
         for name in value if isinstance(value, list) else [value]:
             if key in GROUPS:
-                check_object(name, GROUPS[key], key=key, where=source, flag=TRUST_RUN_FLAG)
+                check_object(name, GROUPS[key], key=key, where=where, flag=TRUST_RUN_FLAG)
             elif STAGE_KEYS[key] is Kind.REPOSITORY:
                 is_trained = isinstance(name, str) and (name in context.recipe.stages or is_ensemble_member(name))
                 if not is_trained:
-                    check_repository(name, key=key, where=source)
+                    check_repository(name, key=key, where=where)
 
 
 def check_same_labels(context: RunContext, *, restart: bool = False) -> None:

@@ -234,9 +234,9 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
         raise ZooError(
             f"{location} cannot be read ({error}): correct its permissions or download NLTK's {corpus} again."
         ) from error
-    missing = [name for name in names if name not in data]
-    if missing:
-        raise ZooError(f"{location} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
+    missing_names = [name for name in names if name not in data]
+    if missing_names:
+        raise ZooError(f"{location} lacks {', '.join(missing_names)}: download NLTK's {corpus} again.")
     return {name: content.decode("iso-8859-2") for name, content in data.items()}  # the encoding of NLTK's own readers
 
 

@@ -157,8 +157,9 @@ def convert_rows(
     if len(rows) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")
     if as_chat and form != "labeled":
-        only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
-        read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
+        read_columns = ["prompt", "messages", "chosen", "rejected"]
+        if form == "prompts" and "prompt" in rows.column_names:
+            read_columns = ["prompt"]  # other columns are for reward functions
         rows = split_dialogues(rows, read_columns, subject=subject_within_sentence)
     rows = _unify_turns(rows, form, text_column=text_column, column_sources=columns, subject=subject)
     names = set(rows.column_names)

@@ -113,8 +113,8 @@ def subjects(product: str, aspect: str) -> list[str]:
         product: Name of the product.
         aspect: Name of the aspect.
     """
-    possessive = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
-    return possessive + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
+    possessive_openings = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
+    return possessive_openings + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
 
 
 @dataclass
