@@ -92,7 +92,7 @@ def drop_rows_with_prompts(
 
 
 def _digests(rows: Dataset) -> list[str]:
-    """Returns a sha256 for each row: that of its prompt or, of rows with the same question, the smallest of theirs."""
+    """Returns a digest of each row's prompt. Rows with the same question share one, so that they are in one part."""
     smallest_digests: dict[str, str] = {}
     keys = []
     for row in rows:
