@@ -109,7 +109,7 @@ class Orientation:
             remark_counts[1] += has_blame
             if has_praise != has_blame:  # a remark with both says nothing about its other words
                 word_counts[has_blame].update(words)
-        praise_count, blame_count = (max(1, size) for size in remark_counts)
+        praise_count, blame_count = (max(1, count) for count in remark_counts)
         # Two pseudo-counts per word, split like the counts of all remarks, keep rare words near 0.
         prior = 2 * praise_count / (praise_count + blame_count), 2 * blame_count / (praise_count + blame_count)
         self._odds = {

@@ -69,6 +69,7 @@ def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str)
     expected_kinds = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXT_DTYPES:
         raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected_kinds}: convert it.")
+    # The column's type may guarantee a kind, so that no value needs to be read.
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _has_conversation_type(rows, name)):
         return
     first_index, first_kind = 0, ""

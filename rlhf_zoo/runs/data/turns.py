@@ -213,10 +213,10 @@ def first_role(value: Any) -> str | None:
     Returns:
         The role; None if the value is not a conversation.
     """
-    turn = value if isinstance(value, Mapping) else value[0] if isinstance(value, list) and value else None
-    if turn is None or not _is_turn(turn):
+    turns = [value] if isinstance(value, Mapping) else value
+    if not isinstance(turns, list) or not turns or not _is_turn(turns[0]):
         return None
-    role = _role(turn)
+    role = _role(turns[0])
     return _ROLE_OF.get(role, role)
 
 

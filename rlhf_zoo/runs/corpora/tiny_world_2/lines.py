@@ -253,7 +253,7 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
         prompts_by_pair = [subjects(product, aspect) for product, aspect in pairs[start : start + count]]
         for pair_prompts in prompts_by_pair:
             rng.shuffle(pair_prompts)
-        prompts[split] = [prompt for spelling in zip(*prompts_by_pair, strict=True) for prompt in spelling]
+        prompts[split] = [prompt for one_of_each in zip(*prompts_by_pair, strict=True) for prompt in one_of_each]
         start += count
     return {split: [{"prompt": prompt} for prompt in prompts[split]] for split in ("train", "validation", "test")}
 
