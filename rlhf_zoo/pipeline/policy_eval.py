@@ -239,7 +239,7 @@ def _open_run_data(stage_folder: Path, traced: TracedPolicy, hub: Hub) -> DataSo
     if not traced.is_trusted:
         check_repository(name, key="dataset_name", where=str(traced.settings_file))
     recorded_lineage = StageRecord(stage_folder).read().get("dataset")
-    source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded_lineage)
+    source = find_data(name, keys.get("dataset_revision"), hub, recorded_lineage=recorded_lineage)
     check_unchanged(f"The data set {name}", source.lineage, recorded_lineage)
     return source
 
