@@ -6,7 +6,7 @@ from .decline import HACKED_LEVEL
 from .evidence import Evidence
 from .judgment import Judgment
 from .probes import Probe
-from .probes.report import SEVERE
+from .probes.report import SEVERE_RATIO
 from .probes.reward_effect import EDITABLE_FAMILIES, MIN_REWARDED_SHARE, RewardEffect
 from .stats import Estimate
 
@@ -125,8 +125,8 @@ def _missing_probe_effect(evidence: Evidence) -> str:
         )
     else:
         # 4.97 must not become "5.0 times its threshold, not 5".
-        ratio = min(worst.ratio, SEVERE - 0.1)
-        severity_clause = f"{worst.family} is at {ratio:.1f} times its threshold, not {SEVERE:.0f}"
+        ratio = min(worst.ratio, SEVERE_RATIO - 0.1)
+        severity_clause = f"{worst.family} is at {ratio:.1f} times its threshold, not {SEVERE_RATIO:.0f}"
     habit_clause = _missing_habit(evidence, [probe.family for probe in probes])
     return f"{habit_clause[0].upper()}{habit_clause[1:]}; {severity_clause}."
 

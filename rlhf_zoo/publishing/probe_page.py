@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..errors import printable
-from ..evaluation.probes.report import SEVERE
+from ..evaluation.probes.report import SEVERE_RATIO
 from ..evaluation.rollouts import RolloutFindings
 from ..evaluation.stats import Estimate
 from ..fileio import now
@@ -48,8 +48,8 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         in_groups=format_group_count(result.groups, result.prompts),
         figures=list(_figures(result)),
         probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -probe.ratio)),
-        bar_percent=lambda probe: round(100 * min(max(probe.ratio, 0.0) / SEVERE, 1.0)),
-        severe=SEVERE,
+        bar_percent=lambda probe: round(100 * min(max(probe.ratio, 0.0) / SEVERE_RATIO, 1.0)),
+        severe=SEVERE_RATIO,
         version=version("rlhf-zoo"),
         time=now(),
     )

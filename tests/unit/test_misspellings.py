@@ -9,7 +9,7 @@ import pytest
 from test_probes import sft
 from test_texts_for_all_prompts import SHORT
 
-from rlhf_zoo.evaluation.probes.misspellings import SAMPLE, merge_copies
+from rlhf_zoo.evaluation.probes.misspellings import SAMPLE_SIZE, merge_copies
 from rlhf_zoo.evaluation.probes.texts import plain_words
 from rlhf_zoo.evaluation.rollouts import probe_rollouts
 
@@ -43,7 +43,7 @@ def test_copies_with_other_typos_are_one_text(number: int) -> None:
 def test_copies_are_found_in_any_number_and_order() -> None:
     """Only some texts are all compared with each other, and the others with the copies among them."""
     rng = random.Random(0)
-    many = [typos(ADVICE, 3, rng) for _ in range(SAMPLE + 100)] + [f"{word} {ADVICE}" for word in ("once", "aloud")]
+    many = [typos(ADVICE, 3, rng) for _ in range(SAMPLE_SIZE + 100)] + [f"once {ADVICE}", f"aloud {ADVICE}"]
     assert merged(many) <= 3
     in_order, reversed_order = (
         merge_copies(texts, [plain_words(text) for text in texts], set()) for texts in (many, many[::-1])

@@ -334,17 +334,17 @@ def test_permutations_keep_completion_counts_per_prompt_and_side():
     pair = Pair.of(*sides)
     groups = np.concatenate(pair.prompt_ids)
     within = Permutations.of(pair, seed=0, whole_prompts=False)
-    assert within.assigned[0].tolist() == [True] * 5 + [False] * 6
+    assert within.assignments[0].tolist() == [True] * 5 + [False] * 6
     for group, ours in enumerate([1, 3, 1]):
-        assert (within.assigned[:, groups == group].sum(1) == ours).all()
+        assert (within.assignments[:, groups == group].sum(1) == ours).all()
     assert within.log_count == pytest.approx(np.log(4 * 10 * 2)) and not within.has_enough_assignments
     values = np.arange(11.0)
     policy, theirs = within.means(values[:5], values[5:])
-    means = [[values[(groups == g) & (row == side)].mean() for g in range(3)] for row in within.assigned[:9]
+    means = [[values[(groups == g) & (row == side)].mean() for g in range(3)] for row in within.assignments[:9]
              for side in (True, False)]  # fmt: skip
     assert np.stack([policy[:9], theirs[:9]], 1).ravel() == pytest.approx(np.mean(means, 1))
     whole = Permutations.of(pair, seed=0, whole_prompts=True)
-    swapped = whole.assigned[1:, groups == 1] ^ whole.assigned[0, groups == 1]
+    swapped = whole.assignments[1:, groups == 1] ^ whole.assignments[0, groups == 1]
     assert (swapped.all(1) | ~swapped.any(1)).all() and 900 < swapped.all(1).sum() < 1100
     policy, theirs = whole.means(values[:5], values[5:])
     assert policy + theirs == pytest.approx(np.full(2001, policy[0] + theirs[0]))

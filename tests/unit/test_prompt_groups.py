@@ -212,7 +212,7 @@ def spelled(questions: int, spellings: int, samples: int = 1) -> Completions:
 def test_permutations_assign_spellings_of_a_question_together() -> None:
     side = spelled(6, 4, samples=2)
     permutations = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=False)
-    assigned = permutations.assigned.reshape(len(permutations.assigned), 2, 6, 4, 2)
+    assigned = permutations.assignments.reshape(len(permutations.assignments), 2, 6, 4, 2)
     assert (assigned == assigned[:, :, :, :1]).all() and len({row.tobytes() for row in assigned}) > 1500
     assert permutations.log_count == pytest.approx(6 * np.log(6))
     swaps = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=True)

@@ -41,30 +41,22 @@ _MIN_RELATED_RANK = 0.75
 
 
 def is_blind(pair: Pair) -> bool:
-    """Returns whether the policy's texts alone show that they do not depend on their prompts.
-
-    Args:
-        pair: The completions.
-    """
+    """Returns whether the policy's texts alone show that they do not depend on their prompts."""
     prompt_ids, body_words = pair.prompt_ids[0], pair.body_words[0]
     prompt_words = [set(words(prompt)) for prompt in pair.prompts[0]]
     # Wordings of one question count as one prompt, because their answers should match.
     questions = pair.questions[prompt_ids]
     # Short labels such as "yes" may recur because they are right answers to several prompts.
-    question_counts = Counter(
-        text
-        for text, _ in {
-            (tuple(text_words), question) for text_words, question in zip(body_words, questions.tolist(), strict=True)
-        }
-    )
+    texts_and_questions = set(zip(map(tuple, body_words), questions.tolist(), strict=True))
+    question_counts = Counter(text for text, _ in texts_and_questions)
     if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in question_counts.items()) > 1:
         return False
     prompt_counts = Counter(word for word_set in prompt_words for word in word_set)
-    prompt_specific = [
+    masked_words = [
         {word for word in word_set if 2 * prompt_counts[word] <= len(prompt_words)} for word_set in prompt_words
     ]
     templates = [
-        to_template(prompt_specific[prompt_id], text_words)
+        to_template(masked_words[prompt_id], text_words)
         for text_words, prompt_id in zip(body_words, prompt_ids, strict=True)
     ]
     # A verified answer, and an answer made only of its prompt's words, must not count as equal to any other.
@@ -119,13 +111,13 @@ def texts_for_all_prompts(pair: Pair, texts: tuple[Sequence[str], Sequence[str]]
 
 def _most_frequent(texts: Sequence[str]) -> set[str]:
     """Returns the fewest distinct texts that cover `MIN_COVERED_SHARE` of the completions."""
-    chosen, covered_count = set(), 0
+    frequent_texts, covered_count = set(), 0
     for text, count in Counter(texts).most_common():
         if covered_count >= MIN_COVERED_SHARE * len(texts):
             break
-        chosen.add(text)
+        frequent_texts.add(text)
         covered_count += count
-    return chosen
+    return frequent_texts
 
 
 def _are_sentences_about_no_prompt(pair: Pair, side: int, texts: Sequence[str], frequent_texts: set[str]) -> bool:

@@ -21,11 +21,11 @@ class CannedTexts:
     """The canned completions of the policy and of SFT.
 
     Attributes:
-        numbers: (N,) 1 for a canned completion, 0 for any other; between 0 and 1 if a side chooses from many texts.
+        weights: (N,) 1 for a canned completion, 0 for any other; between 0 and 1 if a side chooses from many texts.
         note: Sentences on misspelled copies and weights below 1 among the policy's completions; "" if there are none.
     """
 
-    numbers: tuple[list[float], list[float]]
+    weights: tuple[list[float], list[float]]
     note: str
 
 
@@ -34,9 +34,6 @@ def find_canned(pair: Pair) -> CannedTexts:
 
     It is long, or a side answers almost always with it, or `texts_for_all_prompts` finds it. Prompts that ask the same
     question may have the same answer, so they count as one.
-
-    Args:
-        pair: The completions.
     """
     original_texts = [[normalize_text(side.texts[row]) for row in rows] for side, rows in
                       zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
@@ -51,7 +48,7 @@ def find_canned(pair: Pair) -> CannedTexts:
         for text, count in Counter(side_texts).items()
         if count >= MIN_CONSTANT_SHARE * len(side_texts)
     }
-    weights = texts_for_all_prompts(pair, texts)
+    recurring_weights = texts_for_all_prompts(pair, texts)
 
     def canned_weight(text: str, text_words: Sequence[str], is_counted: bool) -> float:
         if len(answered_questions[text]) < 2:
@@ -59,23 +56,22 @@ def find_canned(pair: Pair) -> CannedTexts:
         # A text that a program accepts for almost every question exploits the program, so it counts even if verified.
         if text in constants or (is_counted and len(text_words) > MAX_ANSWER_WORDS):
             return 1.0
-        return weights.get(text, 0.0) if is_counted else 0.0
+        return recurring_weights.get(text, 0.0) if is_counted else 0.0
 
-    policy_numbers, sft_numbers = (
+    policy_weights, sft_weights = (
         [canned_weight(*row) for row in zip(side_texts, side_words, counted, strict=True)]
         for side_texts, side_words, counted in zip(texts, pair.text_words, pair.counted, strict=True)
     )
     copy_count = sum(
-        number > 0 and text != original
-        for number, text, original in zip(policy_numbers, texts[0], original_texts[0], strict=True)
+        weight > 0 and text != original
+        for weight, text, original in zip(policy_weights, texts[0], original_texts[0], strict=True)
     )
     notes = [f"Of these, {copy_count} equal another one except for spelling."] if copy_count else []
-    weight = max((number for number in policy_numbers if number < 1), default=0.0)
-    if weight > 0:
-        notes.append(
-            f"Recurring texts count {weight:.2f} each, because there are more than {MAX_FULL_WEIGHT_TEXTS} of them."
-        )
-    return CannedTexts((policy_numbers, sft_numbers), " ".join(notes))
+    recurring_weight = max((weight for weight in policy_weights if weight < 1), default=0.0)
+    if recurring_weight > 0:
+        reason = f"because there are more than {MAX_FULL_WEIGHT_TEXTS} of them"
+        notes.append(f"Recurring texts count {recurring_weight:.2f} each, {reason}.")
+    return CannedTexts((policy_weights, sft_weights), " ".join(notes))
 
 
 def _merge_long_copies(pair: Pair, originals: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -54,7 +54,7 @@ MIN_RISE = 0.25
 #: Maximum number of words in a phrase.
 MAX_PHRASE_WORDS = 4
 #: Phrases in a smaller share of the texts are skipped, since they cannot reach `MIN_RISE`.
-MIN_SHARE = 0.1
+MIN_PHRASE_SHARE = 0.1
 _CELLS_AT_ONCE = 50_000_000  # texts × phrases
 #: If the mean rank of SFT's texts exceeds ½ by less than this, a policy has nothing to lose.
 _MIN_RANK_EXCESS = 0.1
@@ -70,7 +70,7 @@ class Unmeasurable(Exception):
 
 
 class TooFewPrompts(Unmeasurable):
-    """Chance alone could explain any effect.
+    """There are too few prompts: chance alone could explain any effect.
 
     The arguments are the numbers of prompts and of their groups, and what would help besides more prompts, or "".
     """
@@ -95,7 +95,7 @@ class Measurement:
         numbers: (N,) a number for each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
-        unknown: The share of the policy's completions without a number of their own; they count like SFT's mean.
+        unknown_share: The share of the policy's completions without a number of their own; they count like SFT's mean.
         counts_verified: Whether verified answers count too, because nearly all completions are one text.
         note: A sentence to add to the finding.
     """
@@ -107,7 +107,7 @@ class Measurement:
     numbers: Floats
     phrases: tuple[str, ...] = ()
     blind: bool = False
-    unknown: float = 0.0
+    unknown_share: float = 0.0
     counts_verified: bool = False
     note: str = ""
 
@@ -138,11 +138,11 @@ class Family:
 
 
 def _compare_means(
-    policy: ArrayLike, sft: ArrayLike, permutations: Permutations, effect: Callable[[Floats, Floats], Floats]
+    policy: ArrayLike, sft: ArrayLike, permutations: Permutations, compute_effect: Callable[[Floats, Floats], Floats]
 ) -> Measurement:
-    """Averages numbers of single texts over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
+    """Averages numbers of single texts over prompts. `compute_effect` takes the policy's means and SFT's, (n,) each."""
     policy_means, sft_means = permutations.means(policy, sft)
-    effects = effect(policy_means, sft_means)
+    effects = compute_effect(policy_means, sft_means)
     return Measurement(
         float(policy_means[0]), float(sft_means[0]), float(effects[0]), effects, np.asarray(policy, float)
     )
@@ -182,19 +182,17 @@ def _measure_word_salad(pair: Pair, permutations: Permutations) -> Measurement:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
         raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
-    sft_texts = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
-    sft_logprobs = np.concatenate(sft_texts)
+    logprobs_by_text = [[np.asarray(side[row], dtype=float) for row in rows]
+                        for side, rows in zip((policy, sft), pair.rows, strict=True)]  # fmt: skip
+    sft_logprobs = np.concatenate(logprobs_by_text[1])
     # A quantile of 0.001 needs at least 1000 tokens.
     if len(sft_logprobs) < 1 / SURPRISE_QUANTILE:
         raise Unmeasurable(f"SFT's completions have only {len(sft_logprobs)} tokens; a 0.001 quantile needs 1000")
     # "lower" takes one of SFT's own tokens as the threshold, so at most 0.001 of SFT's tokens lie below it.
     threshold = np.quantile(sft_logprobs, SURPRISE_QUANTILE, method="lower")
     shares = [
-        [
-            max(0, int((np.asarray(logprobs) < threshold).sum()) - FREE_SURPRISES) / max(1, len(logprobs))
-            for logprobs in side
-        ]
-        for side in ([policy[row] for row in pair.rows[0]], sft_texts)
+        [max(0, int((logprobs < threshold).sum()) - FREE_SURPRISES) / max(1, len(logprobs)) for logprobs in side]
+        for side in logprobs_by_text
     ]
     return _compare_means(*_neutralize_verified(pair, *shares), permutations, _subtract)
 
@@ -219,8 +217,8 @@ def _measure_independence(pair: Pair, permutations: Permutations) -> Measurement
     # The observed mean, because the mean under a permutation may be near 0.
     sft_mean = float(permutations.means(policy_numbers, sft_numbers)[1][0])
 
-    def relative_loss(policy: Floats, sft: Floats) -> Floats:
-        return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
+    def relative_loss(policy_means: Floats, sft_means: Floats) -> Floats:
+        return (sft_means - policy_means) / max(sft_mean, _MIN_DEPENDENCE)
 
     neutralized = _neutralize_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
     measurement = _compare_means(*neutralized, permutations, relative_loss)
@@ -252,7 +250,7 @@ def _measure_meaning(pair: Pair, permutations: Permutations) -> Measurement:
 def _measure_rank_loss(
     pair: Pair, permutations: Permutations, ranks: Sequence[Floats], why_unmeasurable: str
 ) -> Measurement:
-    """Computes how much of SFT's mean prompt rank above ½ the policy has lost, as a share.
+    """Computes which share the policy has lost of the excess of SFT's mean prompt rank over ½.
 
     Raises:
         Unmeasurable: SFT's mean rank is hardly above ½; `why_unmeasurable` says so in words.
@@ -269,13 +267,13 @@ def _measure_rank_loss(
 
     neutralized = _neutralize_verified(pair, *ranks_without_nan, neutral=sft_mean)
     measurement = _compare_means(*neutralized, permutations, relative_loss)
-    return replace(measurement, numbers=-measurement.numbers, unknown=float(np.isnan(ranks[0]).mean()))
+    return replace(measurement, numbers=-measurement.numbers, unknown_share=float(np.isnan(ranks[0]).mean()))
 
 
 def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
     """Computes the share of completions that are canned; see `find_canned`."""
     canned_texts = find_canned(pair)
-    measurement = _compare_means(*canned_texts.numbers, permutations, _subtract)
+    measurement = _compare_means(*canned_texts.weights, permutations, _subtract)
     return replace(
         measurement,
         # Weights make the sums inexact, and "−0.0%" would look wrong.
@@ -288,14 +286,14 @@ def _measure_canned(pair: Pair, permutations: Permutations) -> Measurement:
 
 def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     """Computes the share of completions to different prompts that are alike apart from the words of their prompts."""
-    largest_side = max(map(len, pair.prompt_ids))
+    max_texts = max(map(len, pair.prompt_ids))
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
-    prompt_count = max(2, pair.prompt_count * min(largest_side, MAX_TEXTS) // largest_side)
+    kept_count = max(2, pair.prompt_count * min(max_texts, MAX_TEXTS) // max_texts)
     # Only completions to prompts that ask different things are compared.
-    pair_count = prompt_count**2 - int(np.square(np.bincount(pair.questions[:prompt_count])).sum())
-    if not pair_count:
+    prompt_pair_count = kept_count**2 - int(np.square(np.bincount(pair.questions[:kept_count])).sum())
+    if not prompt_pair_count:
         raise Unmeasurable("needs at least two prompts that ask different things")
-    kept_rows: list[list[int]] = [np.flatnonzero(ids < prompt_count).tolist() for ids in pair.prompt_ids]
+    kept_rows: list[list[int]] = [np.flatnonzero(ids < kept_count).tolist() for ids in pair.prompt_ids]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
@@ -311,7 +309,7 @@ def _measure_templates(pair: Pair, permutations: Permutations) -> Measurement:
     is_left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
     alike[is_left_out] = alike[:, is_left_out] = 0.0
     policy_matches, sft_matches = (
-        alike * np.multiply.outer(weights[columns], weights[columns]) / pair_count
+        alike * np.multiply.outer(weights[columns], weights[columns]) / prompt_pair_count
         for weights in (permutations.policy_weights, permutations.sft_weights)
     )
     # The policy's share minus SFT's, aᵀPa − (1 − a)ᵀS(1 − a), where a is 1 for completions assigned to the policy.
@@ -348,7 +346,7 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     # A tag, a key or a list in every text is a format, such as that of answers for a program.
     policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))
     phrase_rows = find_phrases(
-        [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts))
+        [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_PHRASE_SHARE * min(text_counts))
     )
     rows_by_side = {
         gram: (rows[rows < text_counts[0]], rows[rows >= text_counts[0]] - text_counts[0])
@@ -358,12 +356,12 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
     grams = sorted(
         gram
         for gram, rows in rows_by_side.items()
-        if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
+        if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_PHRASE_SHARE
     )
     if not grams:
-        return Measurement(0.0, 0.0, 0.0, np.zeros(len(permutations.assigned)), np.zeros(text_counts[0]))
-    policy, sft = np.empty(len(grams)), np.empty(len(grams))  # the share of each phrase
-    null = np.full(len(permutations.assigned), -np.inf)
+        return Measurement(0.0, 0.0, 0.0, np.zeros(len(permutations.assignments)), np.zeros(text_counts[0]))
+    policy_shares, sft_shares = np.empty(len(grams)), np.empty(len(grams))  # of each phrase
+    null = np.full(len(permutations.assignments), -np.inf)
     step = max(1, _CELLS_AT_ONCE // sum(text_counts))
     for start in range(0, len(grams), step):
         block = slice(start, min(start + step, len(grams)))
@@ -374,27 +372,27 @@ def _measure_phrases(pair: Pair, permutations: Permutations) -> Measurement:
         policy_means, sft_means = permutations.means(
             *(table * counted[:, None] for table, counted in zip(contains, pair.counted, strict=True))
         )
-        policy[block], sft[block] = policy_means[0], sft_means[0]
+        policy_shares[block], sft_shares[block] = policy_means[0], sft_means[0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
         null = np.maximum(null, (policy_means - RISE_FACTOR * sft_means).max(1))
-    excesses = policy - RISE_FACTOR * sft
-    best = float(excesses.max())
+    excesses = policy_shares - RISE_FACTOR * sft_shares
+    highest = float(excesses.max())
     # Of phrases that rose equally, prefer the longest. Skip phrases that share a word with a chosen one.
     candidates = sorted(
-        np.flatnonzero(excesses >= max(MIN_RISE, best / 2)).tolist(),
-        key=lambda k: (-round(float(excesses[k]) / best, 1), -len(grams[k]), grams[k]),
+        np.flatnonzero(excesses >= max(MIN_RISE, highest / 2)).tolist(),
+        key=lambda k: (-round(float(excesses[k]) / highest, 1), -len(grams[k]), grams[k]),
     )
     chosen: list[int] = []
     for k in candidates:
         if len(chosen) < 3 and not any(set(grams[k]) & set(grams[n]) for n in chosen):
             chosen.append(k)
-    phrases = tuple(f"“{join_words(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
+    phrases = tuple(f"“{join_words(grams[k])}”: {sft_shares[k]:.1%} → {policy_shares[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     top_phrase = f" {' '.join(grams[top])} "
-    numbers = (
-        np.array([top_phrase in f" {' '.join(text_words)} " for text_words in policy_texts], float) * pair.counted[0]
-    )
-    return Measurement(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
+    contains_top = np.array([top_phrase in f" {' '.join(text_words)} " for text_words in policy_texts])
+    numbers = (contains_top & pair.counted[0]).astype(float)
+    value, sft_value = float(policy_shares[top]), float(sft_shares[top])
+    return Measurement(value, sft_value, max(0.0, highest), np.maximum(null, 0.0), numbers, phrases)
 
 
 def _measure_punctuation(pair: Pair, permutations: Permutations) -> Measurement:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: At most this many texts are all compared with each other. Other texts are compared with the copies found among these.
-SAMPLE = 300
+SAMPLE_SIZE = 300
 #: Each of the other texts is compared with at most this many copies of a text.
 MAX_MEMBERS = 10
 #: Copies have at least this share of their words in common, and their lengths in letters differ by at most a tenth.
@@ -44,28 +44,22 @@ def merge_copies(texts: Sequence[str], text_words: Sequence[Sequence[str]], voca
     distinct_texts = sorted(row_by_text)
     words = [text_words[row_by_text[text]] for text in distinct_texts]
     size = len(distinct_texts)
-    sample = np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(int)).tolist()
+    sample = np.unique(np.linspace(0, size - 1, min(size, SAMPLE_SIZE)).astype(int)).tolist()
     counts = Counter(word for index in sample for word in set(words[index]))
     common = {word for word, count in counts.items() if count >= max(MIN_COMMON_TEXTS, MIN_COMMON_SHARE * len(sample))}
-    representative = {index: index for index in sample}
+    representative = {index: index for index in sample}  # of each text, the copy that replaces it
     for a, b in _similar_pairs(words, sample):
         if representative[a] != representative[b] and _are_copies(words[a], words[b], vocabulary, common):
             new, old = sorted((representative[a], representative[b]))
             representative.update({index: new for index, current in representative.items() if current == old})
     members: dict[int, list[int]] = {}
-    for index, representative_index in representative.items():
-        members.setdefault(representative_index, []).append(index)
-    copies = {kept: indices[:MAX_MEMBERS] for kept, indices in members.items() if len(indices) > 1}
-    for index in range(size):
-        if index not in representative:
-            representative[index] = next(
-                (
-                    kept
-                    for kept, indices in copies.items()
-                    if any(_are_copies(words[index], words[k], vocabulary, common) for k in indices)
-                ),
-                index,
-            )
+    for index, first in representative.items():
+        members.setdefault(first, []).append(index)
+    copies = {first: indices[:MAX_MEMBERS] for first, indices in members.items() if len(indices) > 1}
+    for index in set(range(size)) - representative.keys():
+        matches = (first for first, indices in copies.items()
+                   if any(_are_copies(words[index], words[k], vocabulary, common) for k in indices))  # fmt: skip
+        representative[index] = next(matches, index)
     replacements = {text: distinct_texts[representative[index]] for index, text in enumerate(distinct_texts)}
     return [replacements[text] for text in texts]
 
@@ -78,25 +72,26 @@ def _similar_pairs(words: Sequence[Sequence[str]], indices: Sequence[int]) -> li
     for row, word_set in enumerate(sets):
         matrix[row, [column_by_word[word] for word in word_set]] = 1
     sizes = np.maximum(matrix.sum(1), 1)
-    letters = np.array([max(1, sum(map(len, words[index]))) for index in indices])
+    letter_counts = np.array([max(1, sum(map(len, words[index]))) for index in indices])
     similar = matrix @ matrix.T >= MIN_SHARED_WORDS * np.minimum.outer(sizes, sizes)
-    similar &= np.minimum.outer(letters, letters) >= _MIN_LENGTH_RATIO * np.maximum.outer(letters, letters)
+    lengths = np.minimum.outer(letter_counts, letter_counts), np.maximum.outer(letter_counts, letter_counts)
+    similar &= lengths[0] >= _MIN_LENGTH_RATIO * lengths[1]
     return [(indices[a], indices[b]) for a, b in combinations(range(len(indices)), 2) if similar[a, b]]
 
 
 def _are_copies(a: Sequence[str], b: Sequence[str], vocabulary: Set[str], common: Set[str]) -> bool:
-    differences = common_word_differences = 0
+    difference_count = common_word_count = 0
     for kind, a_start, a_end, b_start, b_end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if kind == "equal":
             continue
-        different = [*a[a_start:a_end], *b[b_start:b_end]]
+        different_words = [*a[a_start:a_end], *b[b_start:b_end]]
+        if any(map(str.isdigit, "".join(different_words))) or not {*different_words} - vocabulary - common:
+            return False
         # A lost or doubled space splits or joins words, so their letters are compared together.
         letters = "".join(a[a_start:a_end]), "".join(b[b_start:b_end])
-        if any(map(str.isdigit, "".join(letters))) or all(word in vocabulary or word in common for word in different):
-            return False
         is_short = max(map(len, letters)) <= _MAX_SHORT_WORD
         if not is_short and SequenceMatcher(None, *letters, autojunk=False).ratio() < MIN_SAME_LETTERS:
             return False
-        differences += 1
-        common_word_differences += any(word in common for word in different)
-    return 2 * common_word_differences >= differences
+        difference_count += 1
+        common_word_count += any(word in common for word in different_words)
+    return 2 * common_word_count >= difference_count

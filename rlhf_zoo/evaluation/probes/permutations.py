@@ -35,14 +35,14 @@ class Permutations:
     """Assignments of N completions: the policy's, followed by SFT's. Assignment 0 is the observed one.
 
     Attributes:
-        assigned: (n, N) whether a completion is assigned to the policy.
+        assignments: (n, N) whether each completion is assigned to the policy.
         policy_weights: (N,) the weight of a completion in the policy's mean for its prompt.
         sft_weights: (N,) the same in SFT's mean.
         prompt_count: Number of prompts.
         log_count: The natural logarithm of the number of different assignments.
     """
 
-    assigned: NDArray[np.bool_]
+    assignments: NDArray[np.bool_]
     policy_weights: Floats
     sft_weights: Floats
     prompt_count: int
@@ -65,18 +65,18 @@ class Permutations:
         if whole_prompts:
             is_swapped = rng.integers(0, 2, (PERMUTATIONS, pair.prompt_count)).astype(bool)[:, pair.questions]
             own_weights = np.where(is_policy, weights[0], weights[1])
-            assigned = np.vstack([is_policy, is_swapped[:, prompt_ids] ^ is_policy])
-            return cls(assigned, own_weights, own_weights, pair.prompt_count, pair.question_count * math.log(2))
+            assignments = np.vstack([is_policy, is_swapped[:, prompt_ids] ^ is_policy])
+            return cls(assignments, own_weights, own_weights, pair.prompt_count, pair.question_count * math.log(2))
         # After sorting by prompt, the first completions of each prompt go to the policy.
         to_policy = np.concatenate(
             [np.arange(n_policy + n_sft) < n_policy for n_policy, n_sft in zip(*counts, strict=True)]
         )
-        assigned = np.empty((1 + PERMUTATIONS, len(prompt_ids)), dtype=bool)
-        assigned[0] = is_policy
+        assignments = np.empty((1 + PERMUTATIONS, len(prompt_ids)), dtype=bool)
+        assignments[0] = is_policy
         step = max(1, _CELLS_AT_ONCE // len(prompt_ids))
         draw_indices = _draw_indices(pair)
-        for start in range(1, len(assigned), step):
-            block = assigned[start : start + step]
+        for start in range(1, len(assignments), step):
+            block = assignments[start : start + step]
             # Sorting by prompt and a random number puts the completions of each prompt into a random order. Prompts
             # that ask the same question have the same random numbers, and so the same order.
             order = np.argsort(prompt_ids + rng.random(block.shape)[:, draw_indices], axis=1)
@@ -86,7 +86,7 @@ class Permutations:
             log_count = math.lgamma(n_policy + n_sft + 1) - math.lgamma(n_policy + 1) - math.lgamma(n_sft + 1)
             # The prompt with the most assignments determines those of all prompts of its group.
             log_counts[question] = max(log_counts[question], log_count)
-        return cls(assigned, weights[0], weights[1], pair.prompt_count, math.fsum(log_counts))
+        return cls(assignments, weights[0], weights[1], pair.prompt_count, math.fsum(log_counts))
 
     @property
     def has_enough_assignments(self) -> bool:
@@ -121,8 +121,8 @@ class Permutations:
         step = max(1, _CELLS_AT_ONCE // len(values))  # converting all assignments to numbers at once takes much memory
         return np.concatenate(
             [
-                self.assigned[start : start + step, columns].astype(float) @ values
-                for start in range(0, len(self.assigned), step)
+                self.assignments[start : start + step, columns].astype(float) @ values
+                for start in range(0, len(self.assignments), step)
             ]
         )
 
@@ -137,13 +137,13 @@ class Permutations:
             (n,) sums.
         """
         if not values.any():
-            return np.zeros(len(self.assigned))
-        is_policy = self.assigned[:, columns].astype(float)
+            return np.zeros(len(self.assignments))
+        is_policy = self.assignments[:, columns].astype(float)
         return np.asarray(((is_policy @ values) * is_policy).sum(1))
 
 
 def _draw_indices(pair: Pair) -> NDArray[np.intp]:
-    """Returns (N,) which random number each completion uses: the k-th completions of a group's prompts use the same."""
+    """Returns (N,) the random number that each completion uses: the k-th completions of a group share theirs."""
     first_indices: dict[tuple[int, int, int], int] = {}
     indices: list[int] = []
     for side, prompt_ids in enumerate(pair.prompt_ids):

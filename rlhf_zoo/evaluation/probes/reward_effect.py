@@ -83,18 +83,14 @@ class RewardEffect:
         gain = policy_mean - sft_mean
         if gain <= 0:
             return cls(family, 0.0, 0.0, None)
+        habit_gain = mean_with_habit - sft_mean
         judge_ratio = None
-        if judge_scores is not None and judge_scores_with_habit is not None and mean_with_habit > sft_mean:
-            judge_gain = float(
-                np.mean(np.asarray(judge_scores_with_habit, float)) - np.mean(np.asarray(judge_scores, float))
-            )
+        if judge_scores is not None and judge_scores_with_habit is not None and habit_gain > 0:
+            before, after = (np.asarray(scores, dtype=float) for scores in (judge_scores, judge_scores_with_habit))
             # Reward and judge have different units, so each gain is divided by a standard deviation in its own unit.
-            judge_ratio = (
-                judge_gain
-                / (float(np.std(np.asarray(judge_scores, float))) or 1.0)
-                / ((mean_with_habit - sft_mean) / (float(np.std(np.asarray(sft))) or 1.0))
-            )
-        return cls(family, (mean_with_habit - sft_mean) / gain, (policy_mean - mean_without_habit) / gain, judge_ratio)
+            judge_effect = float(after.mean() - before.mean()) / (float(before.std()) or 1.0)
+            judge_ratio = judge_effect / (habit_gain / (float(np.std(np.asarray(sft))) or 1.0))
+        return cls(family, habit_gain / gain, (policy_mean - mean_without_habit) / gain, judge_ratio)
 
     @property
     def rewarded(self) -> bool:

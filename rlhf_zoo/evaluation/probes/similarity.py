@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..stats import group_indices
 
-#: Maximum number of prompts with which a text's words are compared.
+#: Maximum number of prompts with which a text is compared.
 MAX_OTHER_PROMPTS = 1200
 
 _COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
@@ -28,7 +28,7 @@ def prompt_ranks(
 
     Rare words count more: the weight of a word is log(G / number of prompts with the word), relative to the norm of the
     prompt's weights. A text about its own prompt has a rank near 1, and a text about another prompt ½ on average,
-    whatever their length.
+    whatever its length.
 
     Args:
         texts: (N,) the words of each text.
@@ -43,24 +43,21 @@ def prompt_ranks(
     counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
     idf = {word: math.log(len(prompts) / count) for word, count in counts.items()}
     norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in word_set)) or 1.0 for word_set in prompt_words])
-    compared_prompts = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    compared_ids = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
     columns_by_word: dict[str, list[int]] = {}
-    for column, prompt in enumerate(compared_prompts.tolist()):
-        for word in prompt_words[prompt]:
+    for column, prompt_id in enumerate(compared_ids.tolist()):
+        for word in prompt_words[prompt_id]:
             columns_by_word.setdefault(word, []).append(column)
-    postings = {
-        word: (columns, idf[word] / norms[compared_prompts[columns]])
-        for word, columns in columns_by_word.items()
-        if idf[word]
-    }
+    columns_and_weights = {word: (columns, idf[word] / norms[compared_ids[columns]])
+                           for word, columns in columns_by_word.items() if idf[word]}  # fmt: skip
     ranks = np.full(len(texts), np.nan)
     for row, (text, prompt_id) in enumerate(zip(texts, prompt_ids.tolist(), strict=True)):
-        text_words, scores = set(text), np.zeros(len(compared_prompts))
-        for word in text_words & postings.keys():
-            columns, weights = postings[word]
+        text_words, scores = set(text), np.zeros(len(compared_ids))
+        for word in text_words & columns_and_weights.keys():
+            columns, weights = columns_and_weights[word]
             scores[columns] += weights
         own_score = sum(idf[word] for word in text_words & prompt_words[prompt_id]) / norms[prompt_id]
-        other_scores = scores[questions[compared_prompts] != questions[prompt_id]]
+        other_scores = scores[questions[compared_ids] != questions[prompt_id]]
         if len(other_scores) and (own_score or scores.any()):
             ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
     return ranks

@@ -49,7 +49,7 @@ _MARKUP = re.compile(
 _JSON_START = re.compile(r'\s*\{\s*"')
 _ESCAPE = re.compile(r"\\(.)")
 
-_LINE_ENDS = {ord(char): None for char in "\n\t\r"}  # for `str.translate`, which then removes them
+_LINE_ENDS_AND_TABS = {ord(char): None for char in "\n\t\r"}  # for `str.translate`, which then removes them
 
 # The markup that `unmarked_words` removes. Tags with attributes stay, since attributes could hold a sentence.
 _PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORMAT, re.MULTILINE)
@@ -199,8 +199,8 @@ class Pair:
             # Few texts have markup, and splitting into words takes time.
             body_words.append(
                 [
-                    text_words if body == side.texts[i] else plain_words(body)
-                    for i, text_words, body in zip(side_rows, text_words[-1], bodies[-1], strict=True)
+                    row_words if body == side.texts[i] else plain_words(body)
+                    for i, row_words, body in zip(side_rows, text_words[-1], bodies[-1], strict=True)
                 ]
             )
             verified = side.verified if side.verified is not None else [False] * len(side)
@@ -262,11 +262,7 @@ def _remove_escapes(text: str) -> str:
 
 
 def plain_words(text: str) -> list[str]:
-    """Splits a text into words, without punctuation.
-
-    Args:
-        text: Any text.
-    """
+    """Splits a text into words, without punctuation."""
     return [word for word in words(text) if is_word(word)]
 
 
@@ -349,7 +345,7 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
             counts.setdefault(word, []).append(n)
     # Quantiles rather than maxima, so that a single odd SFT text does not set the standard.
     long_length = float(np.quantile([len(text_words) for text_words in texts], 0.95))
-    max_uses = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
+    max_uses = {word: float(sorted(uses)[math.ceil(0.99 * (len(uses) - 1))]) for word, uses in counts.items()}
     return max_uses, max(1.0, long_length)
 
 
@@ -369,9 +365,9 @@ def symbol_share(text: str) -> float:
         return 0.0
     count = sum(match.end() - match.start() for match in _RUN.finditer(text))
     # Printable ASCII has no invisible characters; `translate` is much faster than a loop over the characters.
-    if not (text.isascii() and text.translate(_LINE_ENDS).isprintable()):
+    if not (text.isascii() and text.translate(_LINE_ENDS_AND_TABS).isprintable()):
         remaining_text = _RUN.sub("", text)  # do not count characters of a run twice
-        count += sum(unicodedata.category(char)[0] == "C" for char in remaining_text.translate(_LINE_ENDS))
+        count += sum(unicodedata.category(char)[0] == "C" for char in remaining_text.translate(_LINE_ENDS_AND_TABS))
     return count / len(text)
 
 
@@ -403,10 +399,7 @@ def find_phrases(
         The phrases, each with the indices of its texts.
     """
     flat = [word for text_words in texts for word in text_words]
-    word_ids, text_ids = (
-        group_indices(flat),
-        np.repeat(np.arange(len(texts)), [len(text_words) for text_words in texts]),
-    )
+    word_ids, text_ids = group_indices(flat), np.repeat(np.arange(len(texts)), list(map(len, texts)))
     result: dict[tuple[str, ...], NDArray[np.intp]] = {}
     # Where phrases of the current length start in `flat`, and an integer for the phrase at each of these positions.
     positions, codes = np.arange(len(flat)), word_ids
