@@ -250,7 +250,7 @@ def test_pull_adopts_download_of_client_with_matching_file(forge_tree: Any, tmp_
     ("fields", "refusal"),
     [
         ({"path": "../evil.jsonl"}, "has a file '../evil.jsonl'"),
-        ({"size": 2**62}, "takes 4,294,967,296.0 GiB more in .*: free some space"),
+        ({"size": 2**62}, r"takes 4,294,967,296.0 GiB more in .*: free some space\.$"),
         ({"blob_id": "../../evil"}, "lists rows.jsonl in local/rows with"),
     ],
 )

@@ -264,13 +264,15 @@ def choose_source(flag_value: str | None, target: Hub) -> Hub | None:
 
 
 def _hub_at(address: str, setting: str) -> Hub:
+    local_choice = "" if setting == "HF_ENDPOINT" else "'local' or "
+    remedy = f"use {local_choice}an address such as {HF_URL}."
     try:
         parts = urlsplit(address)
         parts.port  # noqa: B018  (the property checks it)
     except ValueError as error:
-        raise ZooError(f"{setting} is {address!r} ({error}): use 'local' or an address such as {HF_URL}.") from error
+        raise ZooError(f"{setting} is {address!r} ({error}): {remedy}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ZooError(f"{setting} is {address!r}: use 'local' or an address such as {HF_URL}.")
+        raise ZooError(f"{setting} is {address!r}: {remedy}")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK_HOSTS:
         raise ZooError(f"{setting} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")

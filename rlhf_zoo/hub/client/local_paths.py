@@ -39,6 +39,8 @@ class FileToFetch:
 class _Destination:
     """Where the files of a commit are written. A file grows at `partial` and moves to `target` once it is complete."""
 
+    _space_remedy = "free some space"
+
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
         self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
 
@@ -74,7 +76,7 @@ class _Destination:
         if needed_bytes > free_bytes:
             raise ZooError(
                 f"{self.repo} takes {needed_bytes / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
-                f"{free_bytes / 2**30:,.1f} free: free some space, or give another --output_dir."
+                f"{free_bytes / 2**30:,.1f} free: {self._space_remedy}."
             )
 
     def _bytes_present(self, file: FileToFetch) -> int:
@@ -100,6 +102,8 @@ class _Destination:
 
 class Folder(_Destination):
     """An output directory that the user named."""
+
+    _space_remedy = "free some space, or give another --output_dir"
 
     def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = DEFAULT_HUB) -> None:
         super().__init__(repo, commit, folder.absolute(), hub)
