@@ -278,6 +278,12 @@ def test_fetch_dataset_rejects_forged_tree(
     assert not (tmp_path / "empty").exists()
 
 
+def test_pull_with_refused_token_names_its_variable(thread_hub: ThreadHub) -> None:
+    hub = Hub("other", thread_hub.url, "test", token="hub_wrong", token_variable="RLHF_ZOO_SOURCE_TOKEN")
+    with pytest.raises(ZooError, match=f"does not accept the token for {REPO}: set RLHF_ZOO_SOURCE_TOKEN"):
+        fetch(REPO, hub=hub)
+
+
 def test_pull_rejects_branch_and_tag_of_same_name(thread_hub: ThreadHub) -> None:
     thread_hub.make("toy-ppo", FILES)
     api = thread_hub.api()

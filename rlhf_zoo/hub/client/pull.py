@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ...errors import ZooError
-from .connect import DEFAULT_HUB, Hub
+from .connect import DEFAULT_HUB, HF_URL, Hub
 from .local_paths import CHUNK_BYTES, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, status_of, translate_hub_errors, unreachable_error
 from .step_tags import step_of_revision, tag_name, tagged_steps
@@ -161,7 +161,7 @@ def fetch(
                 f"{hub.token_variable}."
             ) from cause
         if isinstance(cause, RepositoryNotFoundError):
-            advice = "pass --hub https://huggingface.co" if hub.kind == "local" else "check the token"
+            advice = f"pass {hub.flag} {HF_URL}" if hub.kind == "local" else "check the token"
             raise ZooError(
                 f"There is no repository {repo!r} on {hub.name} that this token may read: check its name, or {advice}."
             ) from cause
@@ -170,8 +170,7 @@ def fetch(
         # If the token is bad, never fall back to the cache: the user should learn about the token.
         if status_of(cause) == 401:
             raise ZooError(
-                f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
-                "for a Hub that --hub names."
+                f"{hub.address} does not accept the token for {repository}: set {hub.token_variable}."
             ) from cause
         if cause is None or not is_outage(cause):
             raise
