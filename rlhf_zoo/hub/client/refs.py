@@ -83,8 +83,8 @@ def resolve(
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
     first_hub = replace(hub, source_hub=None) if skip_source else hub
-    origin, download = try_hub_then_source(
-        full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore)
+    serving_hub, download = try_hub_then_source(
+        full_name, first_hub, lambda hub_to_ask: fetch(full_name, hub=hub_to_ask, ignore=ignore)
     )
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
     pickle_path = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
@@ -98,7 +98,7 @@ def resolve(
     # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, because any client
     # can load it.
     tagged_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
-    return Checkpoint(tagged_name, path, download.repo, download.commit, origin)
+    return Checkpoint(tagged_name, path, download.repo, download.commit, serving_hub)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:
@@ -114,8 +114,8 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
         if base is None or Path(base).is_dir():
             continue
         base_id = f"{base}@{config['revision']}" if config.get("revision") else base
-        origin, download = try_hub_then_source(base_id, hub, partial(_fetch_base, base_id))
-        if origin is not hub:
+        serving_hub, download = try_hub_then_source(base_id, hub, partial(_fetch_base, base_id))
+        if serving_hub is not hub:
             new_configs[name] = {**config, "base_model_name_or_path": str(download.path), "revision": None}
     if not new_configs:
         return folder
@@ -137,14 +137,14 @@ def _fetch_base(base_id: str, hub: Hub) -> PulledRevision:
     return fetch(base_id, hub=hub, ignore=NOT_LOADED)
 
 
-def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
+def hub_lineage(model_hub: Hub, run_hub: Hub) -> dict[str, str]:
     """Returns the lineage entry {"hub": label} for a model that came from a Hub other than the run's own; else {}.
 
     Args:
-        origin: The Hub that the model came from.
-        target: The Hub that the run publishes to.
+        model_hub: The Hub that the model came from.
+        run_hub: The Hub that the run publishes to.
     """
-    return {} if origin.label == target.label else {"hub": origin.label}
+    return {} if model_hub.label == run_hub.label else {"hub": model_hub.label}
 
 
 def try_hub_then_source(name: str, hub: Hub, request: Callable[[Hub], Answer]) -> tuple[Hub, Answer]:

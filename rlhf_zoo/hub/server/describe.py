@@ -14,8 +14,8 @@ from .git import MAIN, GitRepository
 from .names import RepoId
 from .storage import Settings, Storage
 
-_CONFIG_BYTES = 2**20
-_CONFIGS = DigestCache(16 * 2**20)
+_MAX_CONFIG_BYTES = 2**20
+_CONFIG_CACHE = DigestCache(16 * 2**20)
 
 # Suffix of an architecture's name -> the pipeline tag that the Hub derives from it.
 _PIPELINE_TAGS = {
@@ -160,9 +160,9 @@ def _read_metadata(git: GitRepository, oid: str | None) -> dict[str, Any]:
 
 def _read_config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
     """Returns (architectures, keys to show) of config.json; both empty if it describes no model or is too large."""
-    if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
+    if oid is None or git.blob_info(oid).size > _MAX_CONFIG_BYTES:
         return [], {}
-    architectures, summary = _CONFIGS.get(oid, lambda: _parse_config(git.blob(oid)))
+    architectures, summary = _CONFIG_CACHE.get(oid, lambda: _parse_config(git.blob(oid)))
     return architectures, summary
 
 

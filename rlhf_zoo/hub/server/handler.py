@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .application import Application
 
 log = logging.getLogger(__name__)
-_WILDCARDS = ("", "0.0.0.0", "::")
+_WILDCARDS = ("", "0.0.0.0", "::")  # hosts that stand for every address of this machine
 # Each connection needs a thread and a few file descriptors. By default, a process may have 1,024 descriptors.
 _MAX_CONNECTIONS = 256
 # Seconds that a new connection waits for the slot of another connection, which is being closed.

@@ -14,7 +14,7 @@ from .routing import Router
 from .storage import Settings, Storage
 
 _MAX_OBJECTS = 1000
-_MAX_SIZE = 10**15 - 1
+_MAX_SIZE = 10**15 - 1  # bytes, the largest size that `_parse_size` accepts
 _LFS_CONTENT_TYPE = "application/vnd.git-lfs+json"
 
 

@@ -15,7 +15,7 @@ from .storage import now
 _PAGE_SIZE = 1000
 _MAX_VARIABLES = 500
 # Namespaces whose pages would collide with other addresses of the Hub.
-_RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
+_RESERVED_NAMESPACES = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
 # The properties of each repository in a list, and the properties that the query parameter `full` adds.
 _LIST_PROPERTIES = [
     "createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore",
@@ -215,7 +215,7 @@ def _parse_repo(fields: dict[str, object]) -> RepoId:
 
 
 def _check_not_reserved(repo: RepoId) -> None:
-    if repo.namespace in _RESERVED:
+    if repo.namespace in _RESERVED_NAMESPACES:
         raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
 
 

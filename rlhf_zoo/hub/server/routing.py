@@ -15,7 +15,7 @@ from .messages import Request, Response, json_response
 from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
-_SINGULAR = {plural: kind for kind, plural in KINDS.items()}
+_KIND_BY_PLURAL = {plural: kind for kind, plural in KINDS.items()}
 # The segments that may follow a repository's id in an address of the API or of a page.
 _ACTIONS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
 
@@ -57,7 +57,7 @@ class Router:
             handler: Called with the request, and with the variable parts of the address as keywords.
             max_body: Maximum size of the body in bytes. A larger body is refused with 413.
         """
-        kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
+        kind = rf"(?P<repo_kind>{'|'.join(_KIND_BY_PLURAL)})/"
         repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
         source = pattern.replace(".", r"\.")
         source = source.replace("{repo}", kind + repo).replace("{page}", f"(?:{kind})?{repo}")
@@ -94,7 +94,7 @@ class Router:
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
         # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
         bare_name = re.fullmatch(
-            rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
+            rf"/(?:api/(?:{'|'.join(_KIND_BY_PLURAL)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
         )
         if bare_name and bare_name[1] != "api":
             raise repo_not_found(_decode_segment(bare_name[1]), is_anonymous=request.role is None)
@@ -134,7 +134,7 @@ def _parse_parts(match: re.Match[str]) -> dict[str, Any]:
     """Returns the keywords for a route's handler."""
     parts: dict[str, Any] = {key: _decode_segment(value or "") for key, value in match.groupdict().items()}
     if "repo_name" in parts:
-        kind = _SINGULAR.get(parts.pop("repo_kind"), "model")
+        kind = _KIND_BY_PLURAL.get(parts.pop("repo_kind"), "model")
         parts["repo"] = parse_repo_id(kind, parts.pop("repo_namespace"), parts.pop("repo_name"))
     return parts
 
