@@ -202,11 +202,8 @@ class Folder(_Destination):
         own_paths = {file.path for file in files}
         paths = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
         names = (path.relative_to(self.folder).as_posix() for path in paths)
-        return [
-            name
-            for name in names
-            if name not in own_paths and not name.startswith((f"{PARTIAL_FOLDER}/", f"{_CLIENT_FOLDER.as_posix()}/"))
-        ]
+        client_folders = (f"{PARTIAL_FOLDER}/", f"{_CLIENT_FOLDER.as_posix()}/")
+        return [name for name in names if name not in own_paths and not name.startswith(client_folders)]
 
 
 class Cache(_Destination):

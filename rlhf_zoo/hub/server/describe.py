@@ -113,9 +113,8 @@ def describe(
     if is_wanted("siblings"):
         info["siblings"] = [_sibling(git, entry.path, entry.oid, include_blobs=include_blobs) for entry in files]
     if is_wanted("usedStorage"):
-        info["usedStorage"] = sum(
-            path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
-        ) + sum(git.blob_info(entry.oid).stored_size for entry in files)
+        large_file_sizes = (path.stat().st_size for path in storage.path(repo).glob("lfs/objects/*/*/*"))
+        info["usedStorage"] = sum(large_file_sizes) + sum(git.blob_info(entry.oid).stored_size for entry in files)
     # The Hub's ids have 24 hexadecimal digits. The date gives a later repository of the same name a different id.
     ids = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
     if repo.kind == "model":

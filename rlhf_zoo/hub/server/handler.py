@@ -50,10 +50,8 @@ class HubServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, application: Application) -> None:
-        family, _, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        self.address_family = family
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, _, _, _, address = addresses[0]
         self.application = application
         self.bound_host = host
         self._active_requests = 0

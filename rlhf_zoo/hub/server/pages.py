@@ -44,10 +44,9 @@ class PagesApi(Api):
                 settings = self._storage.settings(repo)
                 if not self._access.can_see(request, settings):
                     continue
+                expand = ("lastModified", "pipeline_tag")
                 with self._storage.git(repo) as git:
-                    properties = describe(
-                        self._storage, repo, settings, git, git.head(), expand=("lastModified", "pipeline_tag")
-                    )
+                    properties = describe(self._storage, repo, settings, git, git.head(), expand=expand)
                 modified, task = properties["lastModified"], properties.get("pipeline_tag", "")
                 rows.append({"name": str(repo), "url": f"/{quote(repo.page_path)}", "modified": modified, "task": task})
         return sorted(rows, key=lambda row: row["modified"], reverse=True)

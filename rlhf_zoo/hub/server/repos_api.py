@@ -81,9 +81,8 @@ class ReposApi(Api):
         self._access.require_read(request, repo)
         request.require_write()
         fields = request.json()
-        if repo.kind == "space" and any(
-            fields.get(key) for key in ("hardware", "sleepTimeSeconds", "secrets", "volumes")
-        ):
+        runtime_keys = ("hardware", "sleepTimeSeconds", "secrets", "volumes")
+        if repo.kind == "space" and any(map(fields.get, runtime_keys)):
             raise bad_request("The embedded Hub stores Spaces and does not run them: leave hardware and secrets out.")
         target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
         _check_not_reserved(target)
@@ -140,9 +139,8 @@ class ReposApi(Api):
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
             include_blobs = request.flag("blobs")
-            return json_response(
-                describe(self._storage, repo, settings, git, commit, include_blobs=include_blobs, expand=expand)
-            )
+            info = describe(self._storage, repo, settings, git, commit, include_blobs=include_blobs, expand=expand)
+            return json_response(info)
 
     def _list(self, request: Request, kind: str) -> Response:
         """Lists the repositories of a kind that match every filter, in pages."""

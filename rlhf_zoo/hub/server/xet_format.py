@@ -22,7 +22,6 @@ from .faults import bad_request
 XORB_LIMIT = 65 * 2**20
 #: Largest shard in bytes.
 SHARD_LIMIT = 64 * 2**20
-
 #: Largest number of chunks in a xorb, as in hf-xet.
 MAX_CHUNKS = 8192
 
