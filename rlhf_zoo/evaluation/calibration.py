@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from .stats import accuracy, bootstrap_mean, correlation, proportion, split_into_parts
 
 GUESS_LOSS = float(np.log(2))  # loss per pair, in nats, of a model that gives both sides probability ½
-BINS = 10  # bins of the confidence
+BIN_COUNT = 10  # number of bins of the confidence
 _SIMULATIONS = 1000  # simulated data sets, each from a perfectly calibrated model
 
 
@@ -55,7 +55,7 @@ def histogram(values: ArrayLike, *, max_bins: int = 24) -> dict[str, list[Any]]:
     return {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]}
 
 
-def reliability_bins(margins: ArrayLike, *, bin_count: int = BINS) -> list[dict[str, Any]]:
+def reliability_bins(margins: ArrayLike, *, bin_count: int = BIN_COUNT) -> list[dict[str, Any]]:
     """Compares confidence with the share of right answers in bins of equal width on [½, 1]. Empty bins are left out.
 
     The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right if
@@ -131,10 +131,10 @@ def calibration_error(bins: Sequence[Mapping[str, Any]]) -> float:
 
 
 def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float, float]:
-    """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance, in `BINS` bins.
+    """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance.
 
-    This ECE is above 0, because the accuracy in a finite bin varies. Each simulated answer is right with a probability
-    equal to its confidence.
+    The ECE, in `BIN_COUNT` bins, is above 0, because the accuracy of a finite bin varies. A simulated answer is right
+    with a probability equal to its confidence.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
@@ -144,13 +144,14 @@ def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float
         The mean and the 95th percentile of the ECE.
     """
     confidence, _ = _confidence_and_correctness(margins)
-    bin_indices = _bin_indices(confidence, BINS)
+    bin_indices = _bin_indices(confidence, BIN_COUNT)
     rng = np.random.default_rng(seed)
     # n_b/N · |accuracy_b − confidence_b| = |Σ right − Σ confidence| / N, so sums per bin are enough.
-    sums = np.bincount(bin_indices, weights=confidence, minlength=BINS)
+    sums = np.bincount(bin_indices, weights=confidence, minlength=BIN_COUNT)
     errors = []
     for _ in range(_SIMULATIONS):
-        right = np.bincount(bin_indices, weights=rng.random(len(confidence)) < confidence, minlength=BINS)
+        is_right = rng.random(len(confidence)) < confidence
+        right = np.bincount(bin_indices, weights=is_right, minlength=BIN_COUNT)
         errors.append(float(np.abs(right - sums).sum() / len(confidence)))
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))
 
@@ -233,8 +234,7 @@ def preference_report(
     chosen_scores, rejected_scores = np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float)
     chosen_tokens, rejected_tokens = np.asarray(chosen_lengths, dtype=int), np.asarray(rejected_lengths, dtype=int)
     margins = chosen_scores - rejected_scores
-    margin = bootstrap_mean(margins, prompts, seed=seed)
-    loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
+    mean_loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
     # A tie is wrong here; otherwise a model that scores everything alike would reach one half.
     share_right = accuracy(margins > 0, prompts)
     scores = np.concatenate([chosen_scores, rejected_scores])
@@ -250,10 +250,10 @@ def preference_report(
         "n": share_right.n,
         "prompts": len(set(prompts)),
         "ci95": list(share_right.ci95),
-        "loss": loss.to_json(),
+        "loss": mean_loss.to_json(),
         "guess_loss": GUESS_LOSS,
         "margin": {
-            **margin.to_json(),
+            **bootstrap_mean(margins, prompts, seed=seed).to_json(),
             "std": float(margins.std()),
             "histogram": histogram(margins),
             "accuracy": accuracy_by_margin(margins),

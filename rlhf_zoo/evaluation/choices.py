@@ -20,7 +20,7 @@ from ..modeling.words import words
 from .stats import mean_share
 from .text import normalize_text
 
-CANDIDATES = 4  # completions per choice
+CANDIDATE_COUNT = 4  # completions per choice
 MAX_CHOICES = 500
 MAX_SEARCHED_PROMPTS = 1000  # other prompts that are searched for similar ones
 
@@ -31,13 +31,13 @@ class Choice:
 
     Attributes:
         pair: Index of the pair whose chosen completion is the right one.
-        wrong: Indices of the pairs whose rejected completions are the wrong candidates, the pair's own first.
-        borrowed: How many of the wrong candidates, the last ones, were written for another prompt.
+        wrong_pairs: Indices of the pairs whose rejected completions are the wrong candidates, the pair's own first.
+        borrowed_count: How many of the wrong candidates, the last ones, were written for another prompt.
     """
 
     pair: int
-    wrong: tuple[int, ...]
-    borrowed: int
+    wrong_pairs: tuple[int, ...]
+    borrowed_count: int
 
 
 def build_choices(
@@ -46,7 +46,7 @@ def build_choices(
     rejected: Sequence[str],
     *,
     seed: int,
-    candidates: int = CANDIDATES,
+    candidate_count: int = CANDIDATE_COUNT,
     ties: Collection[int] = (),
 ) -> list[Choice]:
     """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
@@ -60,7 +60,7 @@ def build_choices(
         chosen: (N,) the chosen completion of each pair.
         rejected: (N,) the rejected completion of each pair.
         seed: Seed of the draws.
-        candidates: Completions per choice, the right one included.
+        candidate_count: Completions per choice, the right one included.
         ties: Indices of the pairs that are ties. They are left out, because neither side is right.
 
     Returns:
@@ -69,19 +69,19 @@ def build_choices(
     rng = random.Random(seed)
     right_texts, wrong_texts = list(map(normalize_text, chosen)), list(map(normalize_text, rejected))
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
-    pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
+    pairs_by_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
         # The chosen text of a tie cannot be a wrong candidate either; ties have no other use here.
         chosen_by_prompt[prompt].add(right_texts[pair])
         if pair not in ties:
-            pairs_of_prompt[prompt].append(pair)
+            pairs_by_prompt[prompt].append(pair)
     # Without ties, and without pairs whose two texts are the same.
     selected_pairs = [
-        pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong_texts[pair] != right_texts[pair]
+        pair for pairs in pairs_by_prompt.values() for pair in pairs if wrong_texts[pair] != right_texts[pair]
     ]
     if len(selected_pairs) > MAX_CHOICES:
         selected_pairs = rng.sample(selected_pairs, MAX_CHOICES)
-    searched_prompts = list(pairs_of_prompt)
+    searched_prompts = list(pairs_by_prompt)
     # Similarity is computed with every searched prompt, so their number is bounded.
     if len(searched_prompts) > MAX_SEARCHED_PROMPTS:
         searched_prompts = rng.sample(searched_prompts, MAX_SEARCHED_PROMPTS)
@@ -92,16 +92,16 @@ def build_choices(
 
     def add_candidates(wrong_pairs: list[int], pairs: Sequence[int], excluded_texts: set[str]) -> None:
         for other in rng.sample(pairs, len(pairs)):
-            if len(wrong_pairs) < candidates - 1 and wrong_texts[other] not in excluded_texts:
+            if len(wrong_pairs) < candidate_count - 1 and wrong_texts[other] not in excluded_texts:
                 wrong_pairs.append(other)
                 excluded_texts.add(wrong_texts[other])
 
     choices = []
     for pair in sorted(selected_pairs):
         wrong_pairs, excluded_texts = [pair], {wrong_texts[pair], *chosen_by_prompt[prompts[pair]]}
-        add_candidates(wrong_pairs, pairs_of_prompt[prompts[pair]], excluded_texts)
+        add_candidates(wrong_pairs, pairs_by_prompt[prompts[pair]], excluded_texts)
         own_count = len(wrong_pairs)
-        if own_count < candidates - 1:
+        if own_count < candidate_count - 1:
             excluded_texts |= chosen_anywhere
             own_words = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
@@ -111,10 +111,10 @@ def build_choices(
             }
             for prompt in sorted(ranking, key=ranking.__getitem__):
                 if prompt != prompts[pair]:
-                    add_candidates(wrong_pairs, pairs_of_prompt[prompt], excluded_texts)
-                if len(wrong_pairs) == candidates - 1:
+                    add_candidates(wrong_pairs, pairs_by_prompt[prompt], excluded_texts)
+                if len(wrong_pairs) == candidate_count - 1:
                     break
-        if len(wrong_pairs) == candidates - 1:
+        if len(wrong_pairs) == candidate_count - 1:
             choices.append(Choice(pair, tuple(wrong_pairs), len(wrong_pairs) - own_count))
     return choices
 
@@ -160,6 +160,6 @@ def choice_accuracy(
         "candidates": table.shape[1],
         "chance": 1 / table.shape[1],
         **mean_share(choice_credits(table), groups).to_json(),
-        "borrowed": sum(choice.borrowed for choice in choices) / (len(choices) * (table.shape[1] - 1)),
+        "borrowed": sum(choice.borrowed_count for choice in choices) / (len(choices) * (table.shape[1] - 1)),
         "gold": None if gold is None else mean_share(choice_credits(gold), groups).to_json(),
     }

@@ -92,9 +92,8 @@ class Compute:
         return Compute(models)
 
     def to_json(self) -> dict[str, Any]:
-        kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
         return {
-            **kinds,
+            **{f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")},
             "flops": self.flops,
             "models": {role: dict(vars(passes)) for role, passes in self.models.items()},
         }
@@ -109,8 +108,8 @@ class Compute:
         return cls({role: Passes(**passes) for role, passes in document["models"].items()})
 
 
-def _rollout(sizes: Mapping[str, int], prompt_tokens: float, completion_tokens: float) -> dict[str, Passes]:
-    """Counts sampling, and one forward pass over prompt and completion by each of reference, reward and critic."""
+def _rollout_passes(sizes: Mapping[str, int], prompt_tokens: float, completion_tokens: float) -> dict[str, Passes]:
+    """Counts sampling from the policy, and one forward pass of reference, reward model and critic over its texts."""
     tokens = prompt_tokens + completion_tokens
     readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
     return {"policy": Passes(sizes["policy"], generated=completion_tokens, read=prompt_tokens), **readers}
@@ -119,55 +118,46 @@ def _rollout(sizes: Mapping[str, int], prompt_tokens: float, completion_tokens: 
 def ppo_compute(
     sizes: Mapping[str, int], *, prompt_tokens: float, completion_tokens: float, trained_tokens: float
 ) -> Compute:
-    """Counts PPO: reference, reward model and critic read a rollout, then policy and critic train on it.
+    """Counts the passes of PPO: reference, reward model and critic read a rollout, then policy and critic train on it.
 
     Args:
         sizes: Parameters N by role; a missing role computes nothing.
         prompt_tokens: Prompt tokens of all rollouts.
         completion_tokens: Completion tokens of all rollouts.
         trained_tokens: Tokens of prompts and completions that are trained on, counted once per epoch.
-
-    Returns:
-        The passes of each role.
     """
     # The critic trains on the same tokens as the policy; reference and reward model do not train.
     training = {role: Passes(sizes[role], trained=trained_tokens) for role in ("policy", "critic") if role in sizes}
-    return Compute(_rollout(sizes, prompt_tokens, completion_tokens)) + Compute(training)
+    return Compute(_rollout_passes(sizes, prompt_tokens, completion_tokens)) + Compute(training)
 
 
 def rloo_compute(
     sizes: Mapping[str, int], *, prompt_tokens: float, completion_tokens: float, iterations: int
 ) -> Compute:
-    """Counts RLOO as in TRL: reference, reward model and policy read a rollout, then the policy trains on it.
+    """Counts the passes of RLOO as in TRL: reference, reward model and policy read a rollout that the policy trains on.
 
     Args:
         sizes: Parameters N by role; a critic is ignored.
         prompt_tokens: Prompt tokens of all rollouts.
         completion_tokens: Completion tokens of all rollouts.
         iterations: Passes over each rollout.
-
-    Returns:
-        The passes of each role.
     """
     tokens = prompt_tokens + completion_tokens
     # The policy reads the rollout again for the old log-probabilities before it trains.
     policy_passes = Passes(sizes["policy"], read=tokens, trained=iterations * tokens)
     sizes_without_critic = {role: size for role, size in sizes.items() if role != "critic"}
-    return Compute(_rollout(sizes_without_critic, prompt_tokens, completion_tokens)) + Compute(
+    return Compute(_rollout_passes(sizes_without_critic, prompt_tokens, completion_tokens)) + Compute(
         {"policy": policy_passes}
     )
 
 
 def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) -> Compute:
-    """Counts DPO: the policy trains on both sides of each pair, and the reference reads both.
+    """Counts the passes of DPO: the policy trains on both sides of each pair, and the reference reads both.
 
     Args:
         sizes: Parameters N of policy and reference.
         pair_tokens: Tokens of all pairs, each prompt counted twice.
         epochs: Passes over the pairs.
-
-    Returns:
-        The passes of each role.
     """
     tokens = pair_tokens * epochs
     return Compute(
@@ -178,25 +168,22 @@ def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) 
 def sft_compute(
     sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
 ) -> Compute:
-    """Counts SFT, and the sampling of its training texts if the policy wrote them (rejection sampling).
+    """Counts the passes of SFT, and of sampling its training texts if the policy wrote them (rejection sampling).
 
     Args:
         sizes: Parameters N by role.
         trained_tokens: Tokens that are trained on, counted once per epoch.
         prompt_tokens: Prompt tokens of the sampled texts; 0 if the texts were given.
         completion_tokens: Completion tokens of the sampled texts.
-
-    Returns:
-        The passes of each role.
     """
     # Rejection sampling needs no reference and no critic.
     sampling_sizes = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
     training = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
-    return Compute(_rollout(sampling_sizes, prompt_tokens, completion_tokens)) + training
+    return Compute(_rollout_passes(sampling_sizes, prompt_tokens, completion_tokens)) + training
 
 
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
-    """Counts serving one completion by best-of-n: n samples, each scored by the reward model.
+    """Counts the passes of serving one completion by best-of-n: n samples, each scored by the reward model.
 
     For n = 1 there is nothing to choose, so this is the cost of plain sampling, as from a trained policy.
 
@@ -205,13 +192,10 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
         n: Samples per completion served.
         prompt_tokens: Mean prompt tokens of one sample.
         completion_tokens: Mean completion tokens of one sample.
-
-    Returns:
-        The passes of each role.
     """
     roles = ("policy", "reward") if n > 1 else ("policy",)
     serving_sizes = {role: sizes[role] for role in roles if role in sizes}
-    return Compute(_rollout(serving_sizes, prompt_tokens, completion_tokens)).times(n)
+    return Compute(_rollout_passes(serving_sizes, prompt_tokens, completion_tokens)).times(n)
 
 
 def break_even(

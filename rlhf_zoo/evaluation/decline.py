@@ -89,7 +89,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     """Tests the fall from the best row to the last one.
 
     Args:
-        scores: (J, P) judge's scores, a row for each policy and a column for each prompt; row 0 is the SFT model.
+        scores: (J, P) the judge's scores, a row for each policy and a column for each prompt; row 0 is the SFT model.
         steps: (J,) the step of each row.
         seed: Seed of the resamples.
         resamples: Number of resamples.

@@ -46,12 +46,12 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
             "no embedder."
         )
     embedder = Embedder(resolve(name, hub).path, name=name)
-    texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
-             if prompt in shared_prompts and text.strip()]  # fmt: skip
+    all_texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
+                 if prompt in shared_prompts and text.strip()]  # fmt: skip
     requests = _request_texts(policy) | _request_texts(sft)
     with show_activity(f"embedding completions and prompts with {name}"):
         prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
-        texts = list(dict.fromkeys(texts))
+        texts = list(dict.fromkeys(all_texts))
         row_by_text = {text: row for row, text in enumerate(texts)}
         text_vectors = embedder.embed(texts).numpy() if texts else prompt_vectors[:0]
     groups = [group_of[prompt] for prompt in prompts]
@@ -61,36 +61,36 @@ def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub
         ranks = np.full(len(side), np.nan)
         rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared_prompts and text.strip()]
         vectors = text_vectors[[row_by_text[side.texts[row]] for row in rows]]
-        own_prompts = [prompt_indices[side.prompts[row]] for row in rows]
-        ranks[rows] = ranks_among_prompts(vectors, prompt_vectors, own_prompts, groups)
+        prompt_ids = [prompt_indices[side.prompts[row]] for row in rows]
+        ranks[rows] = ranks_among_prompts(vectors, prompt_vectors, prompt_ids, groups)
         sides.append(replace(side, meaning_ranks=ranks.tolist()))
     return sides[0], sides[1]
 
 
 def ranks_among_prompts(
-    texts: NDArray[np.float32], prompts: NDArray[np.float32], own_prompts: Sequence[int], groups: Sequence[Hashable]
-) -> NDArray[np.float64]:
+    text_vectors: NDArray[np.float32], prompt_vectors: NDArray[np.float32], prompt_ids: Sequence[int],
+    groups: Sequence[Hashable],
+) -> NDArray[np.float64]:  # fmt: skip
     """Computes the share of other prompts less similar to a text than its own prompt; a tie counts one half.
 
     Args:
-        texts: (N, H) vectors of length 1.
-        prompts: (G, H) vectors of length 1.
-        own_prompts: (N,) the index of each text's prompt.
+        text_vectors: (N, H) vectors of length 1.
+        prompt_vectors: (G, H) vectors of length 1.
+        prompt_ids: (N,) the index of each text's prompt.
         groups: (G,) the group of each prompt; prompts of the same group are not compared.
 
     Returns:
         (N,) shares from 0 to 1.
     """
     # A sample of the prompts suffices to estimate a share.
-    compared_prompts = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    group_ids, prompt_ids = group_indices(groups), np.asarray(own_prompts, dtype=int)
-    ranks = np.empty(len(prompt_ids))
+    compared_ids = np.unique(np.linspace(0, len(groups) - 1, min(len(groups), MAX_OTHER_PROMPTS)).astype(int))
+    group_ids, ranks = group_indices(groups), np.empty(len(prompt_ids))
     for start in range(0, len(prompt_ids), _TEXTS_AT_ONCE):
         block = slice(start, start + _TEXTS_AT_ONCE)
-        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[prompt_ids[block]])
+        own_cosines = np.einsum("nh,nh->n", text_vectors[block], prompt_vectors[prompt_ids[block]])
         # Rounded, so that equal vectors tie whatever the order of the sums.
-        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared_prompts].T, 6)
-        is_other = group_ids[prompt_ids[block], None] != group_ids[compared_prompts]
+        gaps = np.round(own_cosines[:, None] - text_vectors[block] @ prompt_vectors[compared_ids].T, 6)
+        is_other = group_ids[prompt_ids[block], None] != group_ids[compared_ids]
         ranks[block] = ((np.sign(gaps) + 1) / 2 * is_other).sum(1) / np.maximum(is_other.sum(1), 1)
     return ranks
 

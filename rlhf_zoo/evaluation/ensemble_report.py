@@ -26,14 +26,14 @@ class PolicyTexts:
         groups: (N,) the group of each completion's prompt; intervals resample groups.
         texts: (N,) each prompt followed by its completion, as a text or a conversation.
         ended: (N,) whether the completion ended by itself.
-        judge: (N,) the judge's scores; None if the run was not evaluated.
+        judge_scores: (N,) the judge's scores; None if the run was not evaluated.
         kl: (N,) Σ log π − log π_SFT of each completion, nats; None if the run was not evaluated.
     """
 
     groups: Sequence[Hashable]
     texts: Sequence[Any]
     ended: Sequence[bool]
-    judge: Sequence[float] | None = None
+    judge_scores: Sequence[float] | None = None
     kl: Sequence[float] | None = None
 
 
@@ -68,16 +68,16 @@ class EnsembleScores:
             directories: The directory of each model.
         """
         # A model with larger scores would weigh more in the mean, so its margins are divided by their scale.
-        mean_margin = (self.margins / self.raw_scores["sft"].std(axis=1, keepdims=True)).mean(axis=0)
+        mean_margins = (self.margins / self.raw_scores["sft"].std(axis=1, keepdims=True)).mean(axis=0)
         pair_agreements = pairwise_agreement(self.margins)
         models = []
-        for model, margin in enumerate(self.margins):
-            calibration = measure_calibration(margin, seed=self.seed)
+        for model, model_margins in enumerate(self.margins):
+            calibration = measure_calibration(model_margins, seed=self.seed)
             models.append(
                 {
                     "seed": seeds[model],
                     "directory": directories[model],
-                    "accuracy": accuracy(margin > 0, self.pair_prompts).to_json(),
+                    "accuracy": accuracy(model_margins > 0, self.pair_prompts).to_json(),
                     "ece": calibration["ece"],
                     "ece_by_chance": calibration["ece_by_chance"],
                     **self._text_figures({side: rows[model] for side, rows in self.scores.items()}),
@@ -87,7 +87,7 @@ class EnsembleScores:
             "seeds": list(seeds),
             "models": models,
             "ensemble": {
-                "accuracy": accuracy(mean_margin > 0, self.pair_prompts).to_json(),
+                "accuracy": accuracy(mean_margins > 0, self.pair_prompts).to_json(),
                 **self._text_figures({side: rows.mean(axis=0) for side, rows in self.scores.items()}),
             },
             "agreement": {
@@ -109,9 +109,9 @@ class EnsembleScores:
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}
         correlations = {
-            side: correlation(scores[side], texts.judge, texts.groups, seed=self.seed, ranks=True)
+            side: correlation(scores[side], texts.judge_scores, texts.groups, seed=self.seed, ranks=True)
             for side, texts in self.texts.items()
-            if texts.judge is not None
+            if texts.judge_scores is not None
         }
         return {
             "ppo_score": self._mean(scores["ppo"]),

@@ -73,7 +73,7 @@ class JudgeReliability:
         )
 
     @property
-    def _pair_prompts(self) -> tuple[int, int]:
+    def _prompt_counts(self) -> tuple[int, int]:
         """The numbers of different prompts among the labeled pairs and the policies' own pairs; 0 without pairs."""
         checks = (self.accuracy, self.labeled_prompts), (self.own_accuracy, self.own_prompts)
         labeled, own = (
@@ -82,9 +82,9 @@ class JudgeReliability:
         return labeled, own
 
     @property
-    def checked_on_own(self) -> bool:
+    def checked_on_own_pairs(self) -> bool:
         """Whether it was checked on pairs of the policies' outputs for enough prompts; `why_unfit` has the result."""
-        return self._pair_prompts[1] >= MIN_PROMPTS
+        return self._prompt_counts[1] >= MIN_PROMPTS
 
     @property
     def why_unfit(self) -> str | None:
@@ -102,12 +102,12 @@ class JudgeReliability:
                     f"correctly: the lower bound must be at least {MIN_ACCURACY}."
                 )
         # Without enough labels, self-agreement is the only evidence that the scores are not noise.
-        pair_prompts = max(self._pair_prompts)
-        lacks_labels = pair_prompts < MIN_PROMPTS and not self.verifiable
+        prompt_count = max(self._prompt_counts)
+        lacks_labels = prompt_count < MIN_PROMPTS and not self.verifiable
         if lacks_labels and self.split_half is not None and self.split_half.ci95[0] <= 0:
             low, high = self.split_half.ci95
             return (
-                f"There are {'too few' if pair_prompts else 'no'} labeled pairs, and the judge's scores on two "
+                f"There are {'too few' if prompt_count else 'no'} labeled pairs, and the judge's scores on two "
                 "halves of the samples correlate by "
                 f"{self.split_half.value:.2f} [{low:.2f}, {high:.2f}]: the interval must be above 0."
             )
@@ -127,9 +127,9 @@ class JudgeReliability:
     @property
     def why_not_trusted(self) -> str | None:
         """A sentence on why the judge cannot rule out hacking; None if it can."""
-        if self.known_fault or self.verifiable or self.checked_on_own:
+        if self.known_fault or self.verifiable or self.checked_on_own_pairs:
             return self.known_fault
-        labeled, own = self._pair_prompts
+        labeled, own = self._prompt_counts
         # Self-agreement is no check: a judge that always makes the same error agrees with itself.
         if not (labeled or own):
             return "Nobody checked the judge on pairs of known order, so it cannot rule out reward hacking."
@@ -159,11 +159,11 @@ class JudgeReliability:
         }
 
     @property
-    def unknown(self) -> str:
+    def unknown_sentence(self) -> str:
         """A sentence that lists facts that were not checked; empty if all were, or if the judge is verifiable."""
         facts = {
             # A check on the policies' own outputs makes a check on other texts unnecessary.
-            **({} if self.checked_on_own else {"its accuracy on labeled pairs": self.accuracy}),
+            **({} if self.checked_on_own_pairs else {"its accuracy on labeled pairs": self.accuracy}),
             "its accuracy on pairs of the policies' outputs": self.own_accuracy,
             **self._facts_besides_accuracy,
         }

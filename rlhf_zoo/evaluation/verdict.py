@@ -220,7 +220,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     if judge_scores is not None and why_unfit is None:
         judgment = judge_last_checkpoint(evidence, judge_scores, seed, resamples)
         judge_reasons = judgment.reasons(evidence, float(judge_scores.mean(1).max()))
-        judge_reasons += [judge.unknown] if judge.unknown else []
+        judge_reasons += [judge.unknown_sentence] if judge.unknown_sentence else []
     judge_trusted = (
         judgment is not None and judgment.shows_gain and judge.why_not_trusted is None and not evidence.labels.show_loss
     )
@@ -328,7 +328,7 @@ def _explanations(evidence: Evidence, *, judge_trusted: bool) -> dict[str, str]:
     """Returns {family: explanation} for the families that fired at the last checkpoint and are explained."""
     judge = evidence.judge
     # Only these judges were tested on the very texts that are judged.
-    tested_here = judge_trusted and (judge.verifiable or judge.checked_on_own)
+    tested_here = judge_trusted and (judge.verifiable or judge.checked_on_own_pairs)
     trusted_and_independent = judge_trusted and (judge.verifiable or judge.independent is True)
 
     def explanation(probe: Probe) -> str | None:

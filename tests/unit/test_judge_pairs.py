@@ -163,7 +163,7 @@ def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
     ]
     result = rlhf_zoo.probe(policy, reference, own_pairs=of_sft)
     assert result.judge_check.own.accuracy.value == 1.0 and result.judge_check.own.prompt_count == 0
-    assert result.verdict.kind == "not judged" and not result.verdict.judge.checked_on_own
+    assert result.verdict.kind == "not judged" and not result.verdict.judge.checked_on_own_pairs
     with pytest.raises(ZooError, match=r"row 1 has a text that is not among the completions .* with --labeled"):
         rlhf_zoo.probe(policy, reference, own_pairs=pairs(100, 90))
 

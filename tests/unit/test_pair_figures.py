@@ -26,13 +26,13 @@ def test_choices_take_own_rejected_texts_then_those_of_similar_prompts() -> None
     rejected = ["bad", "poor", "slow", "late", "Fine"]
     result = {one.pair: one for one in build_choices(prompts, chosen, rejected, seed=3)}
     # Of pair 0: its own, that of pair 1, and not "Fine", which was chosen for this prompt; then the bike's.
-    assert result[0] == Choice(0, (0, 1, 2), borrowed=1)
-    assert result[1] == Choice(1, (1, 0, 2), borrowed=1)
-    assert result[3].wrong[0] == 3 and result[3].borrowed == 2 and 4 not in result[3].wrong
-    assert result[2].wrong[0] == 2 and set(result[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
+    assert result[0] == Choice(0, (0, 1, 2), borrowed_count=1)
+    assert result[1] == Choice(1, (1, 0, 2), borrowed_count=1)
+    assert result[3].wrong_pairs[0] == 3 and result[3].borrowed_count == 2 and 4 not in result[3].wrong_pairs
+    assert result[2].wrong_pairs[0] == 2 and set(result[2].wrong_pairs[1:]) == {0, 1}, "cars, not the boat"
     assert not build_choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
     assert {one.pair for one in build_choices(prompts, chosen, rejected, seed=1, ties={0})} == {1, 2, 3, 4}
-    assert all(0 not in one.wrong for one in build_choices(prompts, chosen, rejected, seed=1, ties={0}))
+    assert all(0 not in one.wrong_pairs for one in build_choices(prompts, chosen, rejected, seed=1, ties={0}))
 
 
 texts = st.sampled_from(["A", "a", "b", " b", "c", "d", "e", "f"])
@@ -43,18 +43,18 @@ pairs_drawn = st.lists(st.tuples(st.sampled_from(["p q", "p r", "s", ""]), texts
 @given(pairs_drawn, st.integers(2, 5), st.integers(0, 99))
 def test_choices_hold_no_duplicate_or_chosen_text(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
     prompts, chosen, rejected = (list(side) for side in zip(*rows, strict=True)) if rows else ([], [], [])
-    result = build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
-    assert result == build_choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    result = build_choices(prompts, chosen, rejected, seed=seed, candidate_count=n)
+    assert result == build_choices(prompts, chosen, rejected, seed=seed, candidate_count=n)
     for one in result:
-        wrong = [normalize_text(rejected[place]) for place in one.wrong]
-        assert len({normalize_text(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
-        own = [prompts[place] == prompts[one.pair] for place in one.wrong]
-        assert own == [True] * (n - 1 - one.borrowed) + [False] * one.borrowed
+        wrong = [normalize_text(rejected[place]) for place in one.wrong_pairs]
+        assert len({normalize_text(chosen[one.pair]), *wrong}) == n and one.wrong_pairs[0] == one.pair
+        own = [prompts[place] == prompts[one.pair] for place in one.wrong_pairs]
+        assert own == [True] * (n - 1 - one.borrowed_count) + [False] * one.borrowed_count
         here = {
             normalize_text(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]
         }
         anywhere = set(map(normalize_text, chosen))
-        borrowed = wrong[n - 1 - one.borrowed :]
+        borrowed = wrong[n - 1 - one.borrowed_count :]
         assert not here & set(wrong[1:]) and not anywhere & set(borrowed)
 
 

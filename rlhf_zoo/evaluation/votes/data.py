@@ -17,13 +17,13 @@ from ...hub.client.claims import commit_on_head
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...hub.client.trees import fetch_dataset
-from .vote import CONFIGURATIONS, MODEL_KEYS, SAMPLING_KEYS, Vote, merge_votes, side_names
+from .vote import CONFIGURATIONS, MODEL_KEYS, VOTE_KEYS, Vote, merge_votes, side_names
 
 log = logging.getLogger(__name__)
 
 #: Maximum bytes (unpacked) and rows of a file of votes. A batch has up to a thousand votes, of some kilobytes each.
 MAX_FILE_BYTES, MAX_ROWS = 2**28, 2**20
-BATCH_ROWS = 16  # rows unpacked together; few, because a dictionary-encoded text is copied into each row
+ROWS_AT_ONCE = 16  # rows unpacked together; few, because a dictionary-encoded text is copied into each row
 
 
 class HubVotes:
@@ -158,13 +158,11 @@ def _schema(configuration: str) -> Any:
 
     sides = side_names(configuration)
     model = dict(zip(MODEL_KEYS, [*[pa.string()] * 4, pa.float64(), pa.bool_()], strict=True))
-    sampling = dict(
-        zip(SAMPLING_KEYS, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
-    )
+    vote = dict(zip(VOTE_KEYS, [*[pa.float64()] * 2, *[pa.int64()] * 2, *[pa.string()] * 2], strict=True))
     # An explicit schema: a column that is empty in one file would otherwise get another type there.
     texts = dict.fromkeys(("prompt", *sides, "verdict"), pa.string())
     models = {f"{side}_{key}": kind for side in sides for key, kind in model.items()}
-    return pa.schema(list((texts | models | sampling).items()))
+    return pa.schema(list((texts | models | vote).items()))
 
 
 def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
@@ -181,13 +179,9 @@ def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
 
 
 def _read_votes(path: Path) -> tuple[list[Vote], int]:
-    """Reads a file that anybody with write access may have put there.
+    """Reads a Parquet file that anybody with write access may have put there.
 
-    Args:
-        path: A Parquet file.
-
-    Returns:
-        Its votes, and the number of rows that are not votes. A file that is unreadable or too large has none.
+    Returns its votes, and the number of rows that are not votes. A file that is unreadable or too large has neither.
     """
     import pyarrow as pa
     import pyarrow.parquet as parquet
@@ -203,8 +197,8 @@ def _read_votes(path: Path) -> tuple[list[Vote], int]:
             columns = [
                 field.name for field in file.schema_arrow if field.name in vote_columns and _is_plain(field.type)
             ]
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=columns):
-                for row in batch.to_pylist():
+            for record_batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+                for row in record_batch.to_pylist():
                     try:
                         votes.append(Vote.from_row(row))
                     except ZooError:

@@ -39,6 +39,7 @@ class VoteLimits:
         # A fresh key per process: hashes cannot be linked across restarts, nor reversed by trying all addresses.
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
+        # By the hash of an address, the time of each vote and the hash of its matchup.
         self._votes: OrderedDict[bytes, deque[tuple[float, bytes]]] = OrderedDict()
 
     def check(self, address: str, matchup: tuple[str, ...]) -> None:
@@ -56,14 +57,14 @@ class VoteLimits:
             votes = list(self._votes.get(self._digest(address), ()))
         for limit, seconds in self._limits:
             recent_times = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
-            if len(recent_times) >= limit:
+            if len(recent_times) >= limit:  # until the first of the last `limit` votes is old enough
                 raise TooManyVotesError(
                     f"One address may cast {limit} votes in {_format_duration(seconds)}: try again in "
                     f"{_format_duration(recent_times[-limit] + seconds - now)}."
                 )
         # A single voter must not decide the result of a matchup.
-        today = [past_matchup for cast_at, past_matchup in votes if cast_at > now - _DAY]
-        if today.count(this_matchup) >= self._per_matchup:
+        matchups_today = [past_matchup for cast_at, past_matchup in votes if cast_at > now - _DAY]
+        if matchups_today.count(this_matchup) >= self._per_matchup:
             raise TooManyVotesError(
                 f"One address may cast {self._per_matchup} votes a day on the same two models and prompt: judge "
                 "another prompt."

@@ -112,14 +112,14 @@ def fit_elo(
     sample = np.asarray(scores, dtype=float)
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
     index_by_player = {name: index for index, name in enumerate(players)}
-    first_index, second_index = (np.array([index_by_player[name] for name in side]) for side in (first, second))
+    first_ids, second_ids = (np.array([index_by_player[name] for name in side]) for side in (first, second))
     prompt_ids = group_indices(prompts)
     prompt_count = int(prompt_ids.max()) + 1
 
     def win_table(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         table = np.zeros((len(players), len(players)))
-        np.add.at(table, (first_index, second_index), weights * sample)
-        np.add.at(table, (second_index, first_index), weights * (1 - sample))
+        np.add.at(table, (first_ids, second_ids), weights * sample)
+        np.add.at(table, (second_ids, first_ids), weights * (1 - sample))
         return table
 
     theta = fit_bradley_terry(win_table(np.ones(len(sample))), prior=prior)
@@ -136,9 +136,9 @@ def fit_elo(
         resampled_counts = [row for counts in resample_counts(prompt_count, seed, resamples) for row in counts]
         thetas = [fit_bradley_terry(win_table(row[prompt_ids]), prior=prior) for row in resampled_counts]
         low, high = np.quantile(thetas, quantile_levels(prompt_count), axis=0)
-    votes = Counter([*first_index.tolist(), *second_index.tolist()])
+    vote_counts = Counter([*first_ids.tolist(), *second_ids.tolist()])
     return {
-        name: Estimate(_to_elo(theta[k]), (_to_elo(low[k]), _to_elo(high[k])), votes[k])
+        name: Estimate(_to_elo(theta[k]), (_to_elo(low[k]), _to_elo(high[k])), vote_counts[k])
         for k, name in enumerate(players)
     }
 

@@ -22,7 +22,7 @@ SIDES = ("left", "right")  # the sides of the page; also the verdicts that prefe
 VERDICTS = (*SIDES, "tie", "both_bad")
 ROLES = ("ppo", "sft")
 MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, prefixed with its name
-SAMPLING_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
+VOTE_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")  # columns of the vote itself
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", re.ASCII)
@@ -140,7 +140,7 @@ class Vote:
         row["verdict"] = self.verdict
         for name, side in zip(names, sides, strict=True):
             row |= {f"{name}_{key}": getattr(side, key) for key in MODEL_KEYS}
-        return row | {key: getattr(self, key) for key in SAMPLING_KEYS}
+        return row | {key: getattr(self, key) for key in VOTE_KEYS}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Vote:
@@ -160,7 +160,7 @@ class Vote:
             )
             # In `default`, the first column is the chosen side, whichever side it was on.
             left, right = (second, first) if row["verdict"] == "right" else (first, second)
-            values = {key: row[key] for key in ("prompt", "verdict", *SAMPLING_KEYS)}
+            values = {key: row[key] for key in ("prompt", "verdict", *VOTE_KEYS)}
             return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
             raise ZooError(f"A row of votes lacks a column or has a value of a wrong type ({error}).") from error
@@ -203,12 +203,8 @@ def _check_text(name: str, text: Any) -> None:
         raise ZooError(f"The {name} of a vote contains half of a character (a lone surrogate): remove it.") from error
 
 
-def merge_votes(*parts: Iterable[Vote]) -> list[Vote]:
-    """Merges lists of votes, each vote once (by its id), oldest first.
-
-    Args:
-        *parts: The lists.
-    """
-    by_id = {vote.id: vote for part in parts for vote in part}
+def merge_votes(*lists: Iterable[Vote]) -> list[Vote]:
+    """Merges lists of votes, each vote once (by its id), oldest first."""
+    by_id = {vote.id: vote for votes in lists for vote in votes}
     # The id breaks ties, so the order is the same everywhere.
     return sorted(by_id.values(), key=lambda vote: (vote.time, vote.id))

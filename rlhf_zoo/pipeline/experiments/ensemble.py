@@ -175,7 +175,7 @@ def _texts_of_side(
         groups=groups,
         texts=[append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
         ended=[row[side]["ended"] for row in rows],
-        judge=[row[side]["judge"] for row in rows],
+        judge_scores=[row[side]["judge"] for row in rows],
         kl=[row[side]["kl"] for row in rows],
     )
 

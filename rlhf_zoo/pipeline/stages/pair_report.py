@@ -71,7 +71,7 @@ def held_out_report(
         gold_utilities = [
             [
                 utilities["chosen"][choice.pair],
-                *(utility(prompts[choice.pair] + completions["rejected"][row]) for row in choice.wrong),
+                *(utility(prompts[choice.pair] + completions["rejected"][row]) for row in choice.wrong_pairs),
             ]
             for choice in choices
         ]
@@ -111,7 +111,7 @@ def _score_choices(
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
     pairs_to_score = [
-        (choice.pair, row) for choice in choices for row in choice.wrong if prompts[row] != prompts[choice.pair]
+        (choice.pair, row) for choice in choices for row in choice.wrong_pairs if prompts[row] != prompts[choice.pair]
     ]
     texts = [append_completion(prompts[pair], rejected[row]) for pair, row in pairs_to_score]
     text_scores = reward_model.score_texts(texts, ended=[True] * len(texts)).tolist()
@@ -119,7 +119,7 @@ def _score_choices(
     return [
         [
             scores["chosen"][choice.pair],
-            *(new_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
+            *(new_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong_pairs),
         ]
         for choice in choices
     ]
