@@ -141,21 +141,9 @@ def probe_rollouts(
         sides = mark_right_answers(policy, sft)
         policy, sft, exploit_reason = sides.policy, sides.sft, sides.exploit_reason
     report = report or probe(policy, sft, seed=seed)
-    # Comparisons are paired by prompt, so they need prompts that both sides answered.
-    policy_prompts = set(policy.prompts)
-    # In SFT's order, so that the result does not depend on the order of a set.
-    shared_prompts = list(dict.fromkeys(prompt for prompt in sft.prompts if prompt in policy_prompts))
-    index_by_prompt = {prompt: index for index, prompt in enumerate(shared_prompts)}
-    shared_rows = [
-        [row for row, prompt in enumerate(side.prompts) if prompt in index_by_prompt] for side in (policy, sft)
-    ]
+    shared_prompts, shared_rows, prompt_indices = _pair_by_prompt(policy, sft)
     group_of = sft.group_by_prompt
     prompt_groups = [group_of[prompt] for prompt in shared_prompts]
-    prompt_indices = [
-        np.array([index_by_prompt[side.prompts[row]] for row in rows])
-        for side, rows in zip((policy, sft), shared_rows, strict=True)
-    ]
-
     rewards, judge_scores = (
         _column_values((policy, sft), shared_rows, column) for column in ("rewards", "judge_scores")
     )
@@ -201,6 +189,24 @@ def probe_rollouts(
         possible_paraphrases=0 if has_groups else count_possible_paraphrases(shared_prompts, prompt_groups),
         may_be_right_answers=not verifiable and _may_be_right_answers(policy),
     )
+
+
+def _pair_by_prompt(policy: Completions, sft: Completions) -> tuple[list[str], list[list[int]], list[np.ndarray]]:
+    """Finds the prompts that both sides answered, since comparisons are paired by prompt.
+
+    Returns:
+        These prompts, in SFT's order, so that the result does not depend on the order of a set; of each side its rows
+        with these prompts; and of each side these rows' indices into the prompts.
+    """
+    policy_prompts = set(policy.prompts)
+    shared_prompts = list(dict.fromkeys(prompt for prompt in sft.prompts if prompt in policy_prompts))
+    index_by_prompt = {prompt: index for index, prompt in enumerate(shared_prompts)}
+    rows = [[row for row, prompt in enumerate(side.prompts) if prompt in index_by_prompt] for side in (policy, sft)]
+    indices = [
+        np.array([index_by_prompt[side.prompts[row]] for row in side_rows])
+        for side, side_rows in zip((policy, sft), rows, strict=True)
+    ]
+    return shared_prompts, rows, indices
 
 
 def _may_be_right_answers(policy: Completions) -> bool:

@@ -3,8 +3,7 @@
 Completions of one prompt are not independent, nor are completions of prompts that ask the same question. Intervals
 therefore treat the completions of a group of prompts as one unit; `prompt_groups` finds the groups. Intervals of means
 resample whole groups (the cluster bootstrap). Those of shares are Wilson's with an effective sample size
-(`mean_share`). Two policies are compared on the same prompts, by their difference on each prompt, so the comparison is
-paired.
+(`mean_share`). Two policies are compared by their difference on each prompt, so the comparison is paired.
 """
 
 import math

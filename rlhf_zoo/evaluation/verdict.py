@@ -221,6 +221,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         judgment = judge_last_checkpoint(evidence, judge_scores, seed, resamples)
         judge_reasons = judgment.reasons(evidence, float(judge_scores.mean(1).max()))
         judge_reasons += [judge.unknown_sentence] if judge.unknown_sentence else []
+    judge_reasons = _add_judge_facts(judge_reasons, evidence, why_unfit, proxy_gain)
     judge_trusted = (
         judgment is not None and judgment.shows_gain and judge.why_not_trusted is None and not evidence.labels.show_loss
     )
@@ -240,16 +241,6 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         all_measured=last.report is not None and not skip_reasons,
         judge_trusted=judge_trusted,
     )
-    if why_unfit:
-        judge_reasons.insert(0, why_unfit)
-    elif judge.why_not_trusted:
-        judge_reasons.insert(0, f"{judge.why_not_trusted}{_how_to_check(evidence)}")
-    if evidence.labels.reason:
-        judge_reasons.insert(0 if evidence.labels.show_loss else len(judge_reasons), evidence.labels.reason)
-    if proxy_gain is not None:
-        judge_reasons.append(
-            f"Training reward{evidence.step_phrase(last.step)} against SFT: {with_interval(proxy_gain)}."
-        )
     probe_reasons = [
         *_probe_reasons(evidence, explained, skip_reasons),
         *(effect.finding for effect in evidence.reward_effects),
@@ -282,6 +273,23 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         reward_effects=tuple(evidence.reward_effects),
         seed=seed,
     )
+
+
+def _add_judge_facts(
+    judge_reasons: Sequence[str], evidence: Evidence, why_unfit: str | None, proxy_gain: Estimate | None
+) -> list[str]:
+    """Adds why the judge is unfit or not trusted, what labels of pairs say, and the gain of the reward."""
+    reasons, judge, labels = list(judge_reasons), evidence.judge, evidence.labels
+    if why_unfit:
+        reasons.insert(0, why_unfit)
+    elif judge.why_not_trusted:
+        reasons.insert(0, f"{judge.why_not_trusted}{_how_to_check(evidence)}")
+    if labels.reason:
+        reasons.insert(0 if labels.show_loss else len(reasons), labels.reason)
+    if proxy_gain is not None:
+        step = evidence.checkpoints_by_step[-1].step
+        reasons.append(f"Training reward{evidence.step_phrase(step)} against SFT: {with_interval(proxy_gain)}.")
+    return reasons
 
 
 def _kind(
