@@ -207,7 +207,7 @@ def _judge_lines(result: RolloutFindings) -> list[str]:
     if check is None:
         return []
     lines = []
-    for title, pairs in (("labeled pairs", check.labeled), ("own pairs", check.own)):
+    for title, pairs in (("labeled pairs", check.labeled_check), ("own pairs", check.own_check)):
         if pairs is not None:
             accuracy, (low, high) = pairs.accuracy, pairs.accuracy.ci95
             lines.append(

@@ -199,20 +199,20 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
 
 
 def break_even(
-    training: float, per_completion: float, *, other_training: float, other_per_completion: float
+    training_flops: float, serving_flops: float, *, other_training_flops: float, other_serving_flops: float
 ) -> float | None:
     """Computes after how many served completions a method costs less than another one.
 
     Args:
-        training: FLOPs of the first method's training.
-        per_completion: FLOPs that the first method needs to serve one completion.
-        other_training: FLOPs of the second method's training.
-        other_per_completion: FLOPs that the second method needs to serve one completion.
+        training_flops: FLOPs of the first method's training.
+        serving_flops: FLOPs that the first method needs to serve one completion.
+        other_training_flops: FLOPs of the second method's training.
+        other_serving_flops: FLOPs that the second method needs to serve one completion.
 
     Returns:
         The number of completions; 0 if the first method is cheaper from the start. None if the second method costs no
         more to serve, because serving then never pays for the first method's training.
     """
-    if other_per_completion <= per_completion:
+    if other_serving_flops <= serving_flops:
         return None
-    return max(0.0, (training - other_training) / (other_per_completion - per_completion))
+    return max(0.0, (training_flops - other_training_flops) / (other_serving_flops - serving_flops))

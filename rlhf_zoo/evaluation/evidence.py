@@ -61,15 +61,16 @@ class JudgeReliability:
         Args:
             check: The results.
         """
+        labeled, own = check.labeled_check, check.own_check
         return replace(
             self,
-            unfit=self.unfit or (check.labeled.unfit if check.labeled else None),
-            accuracy=check.labeled.accuracy if check.labeled else None,
-            own_accuracy=check.own.accuracy if check.own else None,
-            labeled_prompts=check.labeled.prompt_count if check.labeled else None,
-            own_prompts=check.own.prompt_count if check.own else None,
+            unfit=self.unfit or (labeled.why_unfit if labeled else None),
+            accuracy=labeled.accuracy if labeled else None,
+            own_accuracy=own.accuracy if own else None,
+            labeled_prompts=labeled.prompt_count if labeled else None,
+            own_prompts=own.prompt_count if own else None,
             independent=check.independent if self.independent is None else self.independent,
-            policy_bias=check.own.policy_bias if check.own else None,
+            policy_bias=own.policy_bias if own else None,
         )
 
     @property

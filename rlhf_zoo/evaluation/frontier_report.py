@@ -67,8 +67,8 @@ class PPOComparison:
                 document["break_even"] = break_even(
                     self.ppo.training.flops,
                     self.ppo.serving.flops,
-                    other_training=point.training.flops,
-                    other_per_completion=point.serving.flops,
+                    other_training_flops=point.training.flops,
+                    other_serving_flops=point.serving.flops,
                 )
         return documents
 

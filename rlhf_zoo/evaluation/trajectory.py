@@ -300,8 +300,9 @@ def _reward_effects(
     sft_scores = judge(sft.texts)
     return [
         RewardEffect.of(
-            edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=compute_rewards(edit.with_habit),
-            without_habit=compute_rewards(edit.without_habit), judge_scores=sft_scores,
+            edit.family, sft_rewards=sft_rewards, policy_rewards=policy_rewards,
+            rewards_with_habit=compute_rewards(edit.with_habit),
+            rewards_without_habit=compute_rewards(edit.without_habit), judge_scores=sft_scores,
             judge_scores_with_habit=judge(edit.with_habit),
         )
         for edit in text_edits

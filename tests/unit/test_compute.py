@@ -65,11 +65,11 @@ def test_compute_sum_keeps_roles_and_rejects_two_sizes() -> None:
 
 
 def test_break_even_equalizes_total_compute() -> None:
-    count = break_even(1000.0, 2.0, other_training=100.0, other_per_completion=12.0)
+    count = break_even(1000.0, 2.0, other_training_flops=100.0, other_serving_flops=12.0)
     assert count == 90
     assert 1000 + count * 2 == 100 + count * 12
-    assert break_even(1000.0, 2.0, other_training=0.0, other_per_completion=2.0) is None
-    assert break_even(10.0, 2.0, other_training=100.0, other_per_completion=12.0) == 0
+    assert break_even(1000.0, 2.0, other_training_flops=0.0, other_serving_flops=2.0) is None
+    assert break_even(10.0, 2.0, other_training_flops=100.0, other_serving_flops=12.0) == 0
 
 
 def test_matmul_parameters_exclude_embedding_lookup() -> None:

@@ -34,7 +34,7 @@ def test_check_pairs_detects_swapped_labels(swapped: bool, finding: str) -> None
     prompts = [f"the door {n} is" for n in range(32)]
     chosen, rejected = (judge(prompts, [f" {words[n % 4]}" for n in range(32)]) for words in (GOOD, BAD))
     result = check_pairs(chosen, rejected, prompts, are_probabilities=True, seed=1)
-    assert result.finding == finding and (result.unfit is not None) is swapped
+    assert result.finding == finding and (result.why_unfit is not None) is swapped
     assert result.calibration is not None
     wrong = result.calibration["ece"] - result.calibration["ece_by_chance"]["high"]
     assert wrong > 0.3 if swapped else result.calibration["ece"] < 0.5
@@ -67,7 +67,7 @@ def test_with_reward_measures_shared_errors() -> None:
     """An independent judge, and one that copies the reward's errors in three of four pairs."""
     rng = np.random.default_rng(3)
     reward, independent, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
-    alone, copied = (check(errs, reward).with_reward for errs in (independent, np.where(copies, reward, independent)))
+    alone, copied = (check(errs, reward).shared_errors for errs in (independent, np.where(copies, reward, independent)))
     assert alone.correlation.ci95[0] < 0 < alone.correlation.ci95[1]
     assert alone.where_reward_errs.value == pytest.approx(0.12, abs=0.04)
     assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
@@ -79,14 +79,14 @@ def test_judge_check_decides_independence() -> None:
     reward, independent, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
     alone, copied = check(independent, reward), check(np.where(copies, reward, independent), reward)
     few = check(independent[:60], np.arange(60) < 9)
-    assert alone.with_reward.excess.value == pytest.approx(0, abs=0.06)
-    assert JudgeCheck(labeled=alone).independent is True and JudgeCheck(labeled=copied).independent is False
-    assert JudgeCheck(labeled=few).independent is None and JudgeCheck().independent is None
-    assert JudgeCheck(labeled=copied, own=alone).independent is True, "the policies' own outputs decide"
-    assert JudgeCheck(labeled=copied, own=few).independent is False, "where they can"
-    assert JudgeCheck(labeled=alone, own=alone, same_labels=True).independent is False
-    assert JudgeCheck(labeled=alone).to_json()["independent"] is True
-    faultless = check(np.zeros(800, dtype=bool), reward).with_reward
+    assert alone.shared_errors.excess.value == pytest.approx(0, abs=0.06)
+    assert JudgeCheck(labeled_check=alone).independent is True and JudgeCheck(labeled_check=copied).independent is False
+    assert JudgeCheck(labeled_check=few).independent is None and JudgeCheck().independent is None
+    assert JudgeCheck(labeled_check=copied, own_check=alone).independent is True, "the policies' own outputs decide"
+    assert JudgeCheck(labeled_check=copied, own_check=few).independent is False, "where they can"
+    assert JudgeCheck(labeled_check=alone, own_check=alone, same_labels=True).independent is False
+    assert JudgeCheck(labeled_check=alone).to_json()["independent"] is True
+    faultless = check(np.zeros(800, dtype=bool), reward).shared_errors
     assert faultless.correlation is None and faultless.independent is True
 
 

@@ -40,7 +40,7 @@ def test_labeled_pairs_decide_whether_judge_is_fit():
     assert unchecked.judge_check is None and "Nobody checked the judge" in unchecked.verdict.reasons[0]
     for labeled, fit in ((pairs(100, 90), True), (pairs(100, 62), False), (pairs(100, 20), False)):
         result = rlhf_zoo.probe(*sides(), labeled=labeled)
-        accuracy, judge = result.judge_check.labeled.accuracy, result.verdict.judge
+        accuracy, judge = result.judge_check.labeled_check.accuracy, result.verdict.judge
         assert (judge.why_unfit is None, accuracy.n, judge.accuracy) == (fit, 100, accuracy), result.verdict.reasons
         assert (accuracy.ci95[0] > MIN_ACCURACY) == fit
         assert result.verdict.kind == "not judged" and "Nobody checked" not in " ".join(result.verdict.reasons)
@@ -56,8 +56,9 @@ def test_labeled_pairs_count_equivalent_prompts_once():
     spellings = ("the price of item {}", "Please the price of an item {}", "The  price of my item {}.")
     repeated = [{**pair, "prompt": spelling.format(k)} for k, pair in enumerate(pairs(8, 8)) for spelling in spellings]
     result = rlhf_zoo.probe(*sides(), labeled=repeated)
-    assert result.judge_check.labeled.prompt_count == result.verdict.judge.labeled_prompts == 8
-    assert result.judge_check.labeled.accuracy.n == 24 and "for only 8 different prompts" in result.verdict.reasons[0]
+    assert result.judge_check.labeled_check.prompt_count == result.verdict.judge.labeled_prompts == 8
+    assert result.judge_check.labeled_check.accuracy.n == 24
+    assert "for only 8 different prompts" in result.verdict.reasons[0]
     assert result.verdict.judge.to_json()["labeled_prompts"] == 8
 
 
@@ -68,16 +69,16 @@ def test_own_pairs_use_judge_scores_of_rollouts():
         for prompt, text, worse in zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True)
     ]
     result = rlhf_zoo.probe(policy, reference, own_pairs=labeled)
-    assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
+    assert result.verdict.kind == "better" and result.judge_check.own_check.accuracy.value == 1.0
     assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
-    assert result.judge_check.own.policy_bias.value == 0 and result.judge_check.own.policy_bias.n == 60
+    assert result.judge_check.own_check.policy_bias.value == 0 and result.judge_check.own_check.policy_bias.n == 60
     assert result.judge_check.labels.win_rate.value == 1.0
     # The same text twice, with two scores: their mean counts.
     twice = replace(
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
         judge_scores=[*policy.judge_scores, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
     )  # fmt: skip
-    assert rlhf_zoo.probe(twice, reference, own_pairs=labeled).judge_check.own.accuracy.value == 59 / 60
+    assert rlhf_zoo.probe(twice, reference, own_pairs=labeled).judge_check.own_check.accuracy.value == 59 / 60
 
 
 def test_own_pairs_measure_bias_toward_policy():
@@ -92,19 +93,19 @@ def test_own_pairs_measure_bias_toward_policy():
         ]
 
     result = rlhf_zoo.probe(policy, reference, own_pairs=own(12))
-    assert result.judge_check.own.policy_bias.value == 0.2 and result.verdict.kind == "better", "it wins all prompts"
+    assert result.judge_check.own_check.policy_bias.value == 0.2 and result.verdict.kind == "better", "it wins all"
     assert result.judge_check.labels.win_rate.value == 0.8 and result.judge_check.labels.win_rate.n == 60
     assert any("win rate is 0.8" in reason for reason in result.verdict.reasons)
     # The judge is wrong as often, but for SFT.
     under = [{**pair, "judge_chosen": 0.0, "judge_rejected": 1.0} if k < 12 else pair for k, pair in enumerate(own(0))]
-    assert rlhf_zoo.probe(policy, reference, own_pairs=under).judge_check.own.policy_bias.value == -0.2
+    assert rlhf_zoo.probe(policy, reference, own_pairs=under).judge_check.own_check.policy_bias.value == -0.2
     tied = [{**pair, "judge_chosen": 1.0, "judge_rejected": 1.0} for pair in own(60)]
-    assert rlhf_zoo.probe(policy, reference, own_pairs=tied).judge_check.own.policy_bias.value == 0.5
+    assert rlhf_zoo.probe(policy, reference, own_pairs=tied).judge_check.own_check.policy_bias.value == 0.5
     # Two texts of one side say nothing about it.
     alone = [pair | {"prompt": policy.prompts[0], "chosen": policy.texts[0], "rejected": policy.texts[1]}
              for pair in pairs(100, 90)]  # fmt: skip
     check = rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check
-    assert check.own.policy_bias is None and check.labels is None
+    assert check.own_check.policy_bias is None and check.labels is None
 
 
 def test_labels_of_own_pairs_decide_verdict():
@@ -136,14 +137,14 @@ def test_labels_of_own_pairs_decide_verdict():
         assert any("The labels of the policies' own pairs prefer the policy in 0.050" in one for one in verdict.reasons)
         # People's labels need no judge.
         unjudged = rlhf_zoo.probe(replace(side, judge_scores=None), replace(base, judge_scores=None), own_pairs=own(3))
-        assert unjudged.verdict.kind == kind and unjudged.judge_check.own is None
+        assert unjudged.verdict.kind == kind and unjudged.judge_check.own_check is None
         assert unjudged.judge_check.to_json()["labels"]["prompts"] == 60
     # Sixty prompts in six groups are six questions, which are too few to decide.
     grouped = [
         replace(one, groups=[int(prompt.split()[-1]) % 6 for prompt in one.prompts]) for one in (rewarded, reference)
     ]
     few = rlhf_zoo.probe(*grouped, own_pairs=own(3))
-    assert few.judge_check.labels.prompt_count == few.judge_check.own.prompt_count == 6
+    assert few.judge_check.labels.prompt_count == few.judge_check.own_check.prompt_count == 6
     assert any("too few to decide" in one for one in few.verdict.reasons) and few.verdict.kind == "not judged"
     with pytest.raises(ZooError, match="the own pairs are empty"):
         rlhf_zoo.probe(replace(policy, judge_scores=None), replace(reference, judge_scores=None), own_pairs=[])
@@ -162,7 +163,7 @@ def test_own_pairs_of_one_side_or_of_other_texts_do_not_check_judge():
         for k in range(0, 120, 2)
     ]
     result = rlhf_zoo.probe(policy, reference, own_pairs=of_sft)
-    assert result.judge_check.own.accuracy.value == 1.0 and result.judge_check.own.prompt_count == 0
+    assert result.judge_check.own_check.accuracy.value == 1.0 and result.judge_check.own_check.prompt_count == 0
     assert result.verdict.kind == "not judged" and not result.verdict.judge.checked_on_own_pairs
     with pytest.raises(ZooError, match=r"row 1 has a text that is not among the completions .* with --labeled"):
         rlhf_zoo.probe(policy, reference, own_pairs=pairs(100, 90))

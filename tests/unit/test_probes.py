@@ -475,13 +475,14 @@ def test_edits_that_change_nothing_are_left_out():
 
 def test_reward_effect_matches_hand_computation():
     paid = RewardEffect.of(
-        "risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[2, 4], without_habit=[1, 1],
-        judge_scores=[0, 2], judge_scores_with_habit=[0.4, 2.4],
+        "risen phrases", sft_rewards=[0, 2], policy_rewards=[3, 3], rewards_with_habit=[2, 4],
+        rewards_without_habit=[1, 1], judge_scores=[0, 2], judge_scores_with_habit=[0.4, 2.4],
     )  # fmt: skip
     assert (paid.gain_when_added, paid.loss_when_removed, paid.judge_ratio) == pytest.approx((1.0, 1.0, 0.2))
     assert paid.rewarded and not paid.negligible and paid.judge_agrees is False
-    idle = RewardEffect.of("risen phrases", sft=[0, 2], policy=[3, 3], with_habit=[0, 2], without_habit=[3, 3])
+    unchanged = {"rewards_with_habit": [0, 2], "rewards_without_habit": [3, 3]}
+    idle = RewardEffect.of("risen phrases", sft_rewards=[0, 2], policy_rewards=[3, 3], **unchanged)
     assert idle.negligible and not idle.rewarded and idle.judge_agrees is None
-    assert not RewardEffect.of("x", sft=[1.0], policy=[0.0], with_habit=[2.0], without_habit=[0.0]).rewarded, (
-        "nothing was gained"
-    )
+    changed = {"rewards_with_habit": [2.0], "rewards_without_habit": [0.0]}
+    nothing_gained = RewardEffect.of("x", sft_rewards=[1.0], policy_rewards=[0.0], **changed)
+    assert not nothing_gained.rewarded

@@ -333,5 +333,6 @@ def test_judge_check_groups_pairs_like_the_evaluation(group: str | None, questio
     prompts = ["the radio's price", "the price of my radio", "the chair's price", "The price of the chair."]
     pairs = Dataset.from_dict({"prompt": prompts, "chosen": ["a b c"] * 4, "rejected": ["a"] * 4})
     check = check_panel(Panel([Longer()]), pairs, own_pairs=pairs, seed=1, group=group)["longer"]
-    assert check.labeled is not None and check.own is not None
-    assert check.labeled.prompt_count == check.own.prompt_count == questions and check.labeled.accuracy.n == 4
+    labeled, own = check.labeled_check, check.own_check
+    assert labeled is not None and own is not None
+    assert labeled.prompt_count == own.prompt_count == questions and labeled.accuracy.n == 4

@@ -130,7 +130,7 @@ def test_judge_that_labeled_pairs_is_marked_same_labels(first: RunContext, label
     shutil.copytree(first.directory / "reward", this.directory / "reward")
     tools = make_evaluator(this, first.checkpoint("sft").path)
     [check] = check_on_pairs(this, tools, None).values()
-    assert check.same_labels is same and check.labeled is not None
+    assert check.same_labels is same and check.labeled_check is not None
 
 
 def test_third_round_includes_pairs_of_second_round(first: RunContext) -> None:

@@ -107,7 +107,7 @@ def test_rule_judge_is_checked_only_on_pairs_with_answers() -> None:
     """A judge that no pair has an answer for is not tried on any; the evaluation once ended there."""
     pairs = datasets.Dataset.from_dict({"prompt": ["a"] * 4, "chosen": ["1"] * 4, "rejected": ["2"] * 4})
     rule = RuleJudge("numeric_match")
-    assert check_panel(Panel([rule]), pairs, seed=1)[rule.name].labeled is None
+    assert check_panel(Panel([rule]), pairs, seed=1)[rule.name].labeled_check is None
     some = pairs.add_column("answer", ["1", None, "1", None])
-    result = check_panel(Panel([rule]), some, seed=1)[rule.name].labeled
+    result = check_panel(Panel([rule]), some, seed=1)[rule.name].labeled_check
     assert result is not None and (result.accuracy.n, result.accuracy.value) == (2, 1.0)

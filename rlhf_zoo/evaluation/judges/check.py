@@ -84,7 +84,7 @@ class PairCheck:
         prompt_count: Number of prompts that ask different things. With fewer than `evidence.MIN_PROMPTS`, a judge
             counts as unchecked.
         calibration: `measure_calibration` of the differences of log-odds; None if the scores are not probabilities.
-        with_reward: The errors that the judge shares with the training reward; None without a training reward.
+        shared_errors: The errors that the judge shares with the training reward; None without a training reward.
         policy_bias: The judge's win rate of the policy over SFT minus the labels' win rate; None if it is unknown which
             policy wrote which text.
     """
@@ -92,7 +92,7 @@ class PairCheck:
     accuracy: WinRate
     prompt_count: int
     calibration: dict[str, object] | None = None
-    with_reward: SharedErrors | None = None
+    shared_errors: SharedErrors | None = None
     policy_bias: Estimate | None = None
 
     @property
@@ -102,7 +102,7 @@ class PairCheck:
         return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "inconclusive"
 
     @property
-    def unfit(self) -> str | None:
+    def why_unfit(self) -> str | None:
         """Why the judge is unfit, in one sentence; None if it is fit. `JudgeReliability` has further conditions."""
         if self.finding != "contradicts":
             return None
@@ -118,9 +118,9 @@ class PairCheck:
             "accuracy": self.accuracy.to_json(),
             "prompts": self.prompt_count,
             "finding": self.finding,
-            "unfit": self.unfit,
+            "unfit": self.why_unfit,
             "calibration": self.calibration,
-            **({"with_reward": self.with_reward.to_json()} if self.with_reward else {}),
+            **({"with_reward": self.shared_errors.to_json()} if self.shared_errors else {}),
             **({"policy_bias": self.policy_bias.to_json()} if self.policy_bias else {}),
         }
 
@@ -148,14 +148,14 @@ class JudgeCheck:
     """A judge's results on labeled pairs and on pairs of the policies' own outputs.
 
     Attributes:
-        labeled: Results on labeled pairs; None if there are none.
-        own: Results on pairs of the policies' own outputs; None without such pairs or without a judge.
+        labeled_check: Results on labeled pairs; None if there are none.
+        own_check: Results on pairs of the policies' own outputs; None without such pairs or without a judge.
         same_labels: Whether the judge learned from the same labels as the training reward.
         labels: The labels of the policies' own pairs; None if it is unknown which policy wrote which text.
     """
 
-    labeled: PairCheck | None = None
-    own: PairCheck | None = None
+    labeled_check: PairCheck | None = None
+    own_check: PairCheck | None = None
     same_labels: bool = False
     labels: PairLabels | None = None
 
@@ -165,15 +165,15 @@ class JudgeCheck:
         # A judge that learned from the same labels learned the same mistakes; no measurement is needed.
         if self.same_labels:
             return False
-        for check in (self.own, self.labeled):
-            if check is not None and check.with_reward is not None and check.with_reward.independent is not None:
-                return check.with_reward.independent
+        for check in (self.own_check, self.labeled_check):
+            if check and check.shared_errors and check.shared_errors.independent is not None:
+                return check.shared_errors.independent
         return None
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **(self.labeled.to_json() if self.labeled else {}),
-            **({"own": self.own.to_json()} if self.own else {}),
+            **(self.labeled_check.to_json() if self.labeled_check else {}),
+            **({"own": self.own_check.to_json()} if self.own_check else {}),
             **({"labels": self.labels.to_json()} if self.labels else {}),
             "same_labels": self.same_labels,
             "independent": self.independent,
@@ -225,7 +225,7 @@ def check_pairs(
     """
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
-    with_reward = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
+    errors = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     compared_rows = [row for row, is_chosen in enumerate(policy_chosen or ()) if is_chosen is not None]
     bias = None
     if policy_chosen is not None and compared_rows:
@@ -241,7 +241,7 @@ def check_pairs(
         log_odds = np.log(probabilities / (1 - probabilities))
         # The difference of log-odds is a Bradley-Terry margin, which `measure_calibration` expects.
         calibration = measure_calibration(log_odds[0] - log_odds[1], seed=seed)
-    return PairCheck(accuracy, len(set(prompts)), calibration, with_reward, bias)
+    return PairCheck(accuracy, len(set(prompts)), calibration, errors, bias)
 
 
 def shared_errors(

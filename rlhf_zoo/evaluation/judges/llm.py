@@ -354,7 +354,7 @@ class LLMJudge:
             try:
                 status, headers, content = self._exchange(body)
                 if status == 200:
-                    return self._read(content)
+                    return self._parse_response(content)
                 # A redirect, or any other 4xx code, is our mistake or a refusal, so another attempt would not help.
                 if status != 429 and status < 500:
                     raise ZooError(self._describe_refusal(status, headers, content))
@@ -412,7 +412,7 @@ class LLMJudge:
         """Returns the key; "" if the variable is not set. It is read for each request, so no object holds it."""
         return os.environ.get(self._key_name, "").strip()
 
-    def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
+    def _parse_response(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
         """Parses a response into the values that `_post` returns. `_post` catches errors from malformed responses."""
         document = json.loads(content)
         text = document["choices"][0]["message"].get("content")

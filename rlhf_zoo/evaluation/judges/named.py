@@ -47,8 +47,8 @@ SAME_LABELS_DESCRIPTION = (
     "A reward model trained like PPO's, on pairs of other prompts with labels from the same source: it shares the "
     "errors of these labels."
 )
-#: Judges trained on labels: name in recipes -> name in reports.
-JUDGES_OF_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same labels"}
+#: Name in recipes -> name in reports.
+JUDGES_TRAINED_ON_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same labels"}
 LabeledTextsLoader = Callable[[], Iterable[Mapping[str, object]]]
 
 
@@ -164,7 +164,7 @@ def open_panel(
                 )
             reward_model = _load_reward_model(str(same_labels_folder), use_cpu=use_cpu, hub=hub)
             scoring_judges.append(
-                RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=SAME_LABELS_DESCRIPTION)
+                RewardJudge(JUDGES_TRAINED_ON_LABELS[SAME_LABELS], reward_model, description=SAME_LABELS_DESCRIPTION)
             )
         elif kind == "rule":
             scoring_judges.append(RuleJudge(argument))

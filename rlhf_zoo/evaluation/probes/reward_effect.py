@@ -60,17 +60,18 @@ class RewardEffect:
 
     @classmethod
     def of(
-        cls, family: str, *, sft: ArrayLike, policy: ArrayLike, with_habit: ArrayLike, without_habit: ArrayLike,
-        judge_scores: ArrayLike | None = None, judge_scores_with_habit: ArrayLike | None = None,
+        cls, family: str, *, sft_rewards: ArrayLike, policy_rewards: ArrayLike, rewards_with_habit: ArrayLike,
+        rewards_without_habit: ArrayLike, judge_scores: ArrayLike | None = None,
+        judge_scores_with_habit: ArrayLike | None = None,
     ) -> RewardEffect:  # fmt: skip
         """Computes the effect from scores of texts before and after the edit.
 
         Args:
             family: Name of the family of probes.
-            sft: (N,) rewards of SFT's texts.
-            policy: (N,) rewards of the policy's texts.
-            with_habit: (N,) rewards of SFT's texts with the habit.
-            without_habit: (N,) rewards of the policy's texts without the habit.
+            sft_rewards: (N,) rewards of SFT's texts.
+            policy_rewards: (N,) rewards of the policy's texts.
+            rewards_with_habit: (N,) rewards of SFT's texts with the habit.
+            rewards_without_habit: (N,) rewards of the policy's texts without the habit.
             judge_scores: (N,) the judge's scores of SFT's texts; None without a judge.
             judge_scores_with_habit: (N,) the judge's scores of SFT's texts with the habit.
 
@@ -78,7 +79,8 @@ class RewardEffect:
             The effect; zeros if the policy gained nothing.
         """
         sft_mean, policy_mean, mean_with_habit, mean_without_habit = (
-            float(np.mean(np.asarray(scores, dtype=float))) for scores in (sft, policy, with_habit, without_habit)
+            float(np.mean(np.asarray(rewards, dtype=float)))
+            for rewards in (sft_rewards, policy_rewards, rewards_with_habit, rewards_without_habit)
         )
         gain = policy_mean - sft_mean
         if gain <= 0:
@@ -89,7 +91,7 @@ class RewardEffect:
             before, after = (np.asarray(scores, dtype=float) for scores in (judge_scores, judge_scores_with_habit))
             # Reward and judge have different units, so each gain is divided by a standard deviation in its own unit.
             judge_effect = float(after.mean() - before.mean()) / (float(before.std()) or 1.0)
-            judge_ratio = judge_effect / (habit_gain / (float(np.std(np.asarray(sft))) or 1.0))
+            judge_ratio = judge_effect / (habit_gain / (float(np.std(np.asarray(sft_rewards))) or 1.0))
         return cls(family, habit_gain / gain, (policy_mean - mean_without_habit) / gain, judge_ratio)
 
     @property

@@ -103,7 +103,7 @@ class _Journal:
         """Returns the name and votes of the batch to send; None if no votes wait. Call only under the lock."""
         batches = self._files("batches")
         if not batches:
-            sent = self._ids("sent")
+            sent = self._vote_ids("sent")
             unsent = [vote for vote in self.votes_without_batch() if vote.id not in sent]
             if unsent:
                 self._create_batch(unsent[:MAX_BATCH_VOTES])
@@ -111,7 +111,7 @@ class _Journal:
         self._delete_copies()
         if not batches:
             return None
-        votes = self._votes(batches[0])
+        votes = self._read_batch(batches[0])
         return (_batch_name(batches[0]), list(votes)) if votes else None
 
     def acknowledge(self, name: str) -> None:
@@ -135,12 +135,12 @@ class _Journal:
         """Returns the ids of the votes that the Hub has not acknowledged."""
         # Read the folders in the order in which votes move, so that no moving vote is missed.
         without_batch = {path.stem for path in self._files("votes")}
-        return (without_batch | self._ids("batches")) - self._ids("sent")
+        return (without_batch | self._vote_ids("batches")) - self._vote_ids("sent")
 
     def votes(self) -> list[Vote]:
         """Returns every vote that was cast here, sent or not."""
         without_batch = self.votes_without_batch()
-        batches = (self._votes(path) for folder in ("batches", "sent") for path in self._files(folder))
+        batches = (self._read_batch(path) for folder in ("batches", "sent") for path in self._files(folder))
         return merge_votes(without_batch, *batches)
 
     def _create_batch(self, votes: Sequence[Vote]) -> None:
@@ -151,7 +151,7 @@ class _Journal:
 
     def _delete_copies(self) -> None:
         """Deletes single votes that a batch also holds: those of a new batch, and copies that a crash left."""
-        ids_in_batches = self._ids("batches") | self._ids("sent")
+        ids_in_batches = self._vote_ids("batches") | self._vote_ids("sent")
         for path in self._files("votes"):
             if path.stem in ids_in_batches:
                 path.unlink(missing_ok=True)
@@ -165,10 +165,10 @@ class _Journal:
                 _set_aside(path, "it is a folder")
         return [path for path in paths if path.is_file()]
 
-    def _ids(self, folder: str) -> set[str]:
-        return {vote.id for path in self._files(folder) for vote in self._votes(path)}
+    def _vote_ids(self, folder: str) -> set[str]:
+        return {vote.id for path in self._files(folder) for vote in self._read_batch(path)}
 
-    def _votes(self, path: Path) -> tuple[Vote, ...]:
+    def _read_batch(self, path: Path) -> tuple[Vote, ...]:
         # The key leaves out the folder, so a batch is not read again after it moves from `batches` to `sent`.
         key = path.parent.parent / path.name
         if key not in self._batch_votes:
@@ -240,7 +240,7 @@ class VoteBox:
         self._journal = _Journal(journal if journal is not None else default_journal(store.name))
         self._interval, self._patience = interval, patience
         self._changed = threading.Condition()
-        self._wake, self._closing = True, False
+        self._wake, self._closing = True, False  # whether to look for votes to send, and whether to end
         self._drains = 0  # calls of `drain` in progress, during which the interval does not apply
         self._send_problem: str | None = None  # why the last attempt failed
         self._failures = 0  # attempts that failed in a row

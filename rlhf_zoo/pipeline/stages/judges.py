@@ -9,7 +9,7 @@ from datasets import Dataset
 from ...errors import ZooError
 from ...evaluation.evidence import JudgeReliability
 from ...evaluation.judges.check import JudgeCheck
-from ...evaluation.judges.named import JUDGES_OF_LABELS
+from ...evaluation.judges.named import JUDGES_TRAINED_ON_LABELS
 from ...evaluation.judges.pair_checks import check_panel, relabel_by_majority
 from ...evaluation.judges.panel import is_answer_checker
 from ...evaluation.measure import Evaluator
@@ -58,7 +58,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     """
     reward_models = evaluator.rewards.model_rewards if evaluator.rewards is not None else []
     same_label_judges = [
-        JUDGES_OF_LABELS[name]
+        JUDGES_TRAINED_ON_LABELS[name]
         for name in evaluation_settings(context).judge_names
         if shares_reward_labels(context, name)
     ]
