@@ -84,3 +84,18 @@ def test_page_links_to_existing_headings(page: str) -> None:
 def test_package_has_docstring(package):
     text = (ROOT / "rlhf_zoo" / package / "__init__.py").read_text(encoding="utf-8")
     assert re.match(r'"""[A-Z]', text)
+
+
+def test_no_file_has_over_500_lines_and_no_function_over_80():
+    too_long = []
+    for name in FILES:
+        text = Path(name).read_text(encoding="utf-8")
+        if (count := len(text.splitlines())) > 500:
+            too_long.append(f"{name}: {count} lines")
+        too_long += [
+            f"{name}: {node.name} has {count} lines"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (count := (node.end_lineno or 0) - node.lineno + 1) > 80
+        ]
+    assert too_long == []
