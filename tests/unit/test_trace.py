@@ -413,9 +413,9 @@ def test_trace_rejects_malformed_ppo_state(hub: dict[str, Path]) -> None:
 
 def printed(found: Trace, width: int = 140) -> str:
     named = SimpleNamespace(name="[red]local/x[/]", path=Path())
-    subject: Any = SimpleNamespace(policy=named, reference=named, old=None, rewards=(), step=3)
+    traced_policy: Any = SimpleNamespace(name=named.name, policy=named, reference=named, old=None, rewards=(), step=3)
     console = Console(file=io.StringIO(), width=width)
-    show(found, subject, console)
+    show(found, traced_policy, console)
     return console.file.getvalue()
 
 
