@@ -1,5 +1,6 @@
 """Models that a stage loads: a checkpoint of an earlier stage, or a model from elsewhere."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,9 +36,13 @@ def folder_lineage(folder: Path) -> dict[str, Any]:
         {folder: its name, files: the digest of the files that are loaded}, and {gguf: the file's sha256} if the folder
         was unpacked from a GGUF file. The path is left out, because other machines do not have it.
     """
-    source = gguf_source(folder)
-    lineage = {"folder": folder.resolve().name, "files": _model_digest(folder)}
-    return lineage | ({"gguf": source.get("sha256")} if source else {})
+    return {"folder": folder.resolve().name, "files": _model_digest(folder), **_gguf_lineage(folder)}
+
+
+def _gguf_lineage(folder: Path) -> dict[str, str]:
+    """Returns {gguf: the sha256 of the GGUF file from which a model was unpacked}; {} for other models."""
+    digest = gguf_source(folder).get("sha256")
+    return {"gguf": digest} if isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) else {}
 
 
 def _model_digest(folder: Path) -> str:
@@ -66,4 +71,5 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         lineage = {"repo": None, "commit": None, "path": name, "fingerprint": name}
         return ParentCheckpoint(checkpoint.path, lineage | folder_lineage(checkpoint.path))
     lineage = {"repo": checkpoint.repo, "commit": checkpoint.commit, "path": None, "fingerprint": checkpoint.commit}
-    return ParentCheckpoint(checkpoint.path, lineage | hub_lineage(checkpoint.hub, hub))
+    lineage |= hub_lineage(checkpoint.hub, hub) | _gguf_lineage(checkpoint.path)
+    return ParentCheckpoint(checkpoint.path, lineage)

@@ -1,5 +1,6 @@
 """`rlhf-zoo hub add`: a model in a folder or a GGUF file becomes a repository that recipes can start from."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.loading import load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.publishing.add_model import add_model
+from rlhf_zoo.runs.models import model_from_elsewhere
 
 NAME = "maker/base"
 
@@ -74,6 +76,16 @@ def test_add_model_rejects_other_model_and_incomplete_folder(tmp_path: Path, thr
     with pytest.raises(ZooError, match="is an adapter: merge it into its base"):
         add_model(str(folder), "maker/other", license=None, source=None, hub=hub)
     assert not thread_hub.api().repo_exists("maker/other")
+
+
+def test_lineage_of_added_gguf_file_has_its_sha256(
+    tmp_path: Path, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "zoo"))
+    hub, file = Hub("other", thread_hub.url, "a test"), write_gguf(tmp_path)
+    add_model(str(file), NAME, license=None, source=None, hub=hub)
+    lineage = model_from_elsewhere(NAME, hub, recipe="mine").lineage
+    assert (lineage["repo"], lineage["gguf"]) == (NAME, hashlib.sha256(file.read_bytes()).hexdigest())
 
 
 def test_hub_add_command_adds_gguf_file(tmp_path: Path) -> None:

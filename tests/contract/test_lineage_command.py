@@ -99,7 +99,7 @@ def test_lineage_marks_missing_parents_in_tree(lineage):
     for text in (
         "SFT policy: local/x-sft (0000000000)", f"has no revision '{'0' * 40}'; it has main, step-000009",
         "reward model: local/gone (1111111111)", "does not exist, or this token may not read it",
-        "data set: never published", "base model: local/bare", "no card",
+        "data set: never published", "base model: local/bare", "no card of rlhf-zoo",
     ):  # fmt: skip
         assert text in printed
     printed = lineage("local/z-ppo")

@@ -341,6 +341,9 @@ def test_card_lineage_names_gguf_file_by_sha256(runs: Path) -> None:
     record.write(parents={**record.read()["parents"], "sft": base})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert f"| the GGUF file `chat.Q4_1.gguf` | sha256 `{digest}`, not published |" in body
+    record.write(parents={**record.read()["parents"], "sft": {"repo": "x/chat", "commit": "c" * 40, "gguf": digest}})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert f"| `x/chat` | `{'c' * 40}`; unpacked from a GGUF file, sha256 `{digest}` |" in body
 
 
 def test_card_describes_held_out_share_and_columns(runs: Path) -> None:

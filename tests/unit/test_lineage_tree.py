@@ -197,6 +197,14 @@ def test_unpublished_base_is_named_by_its_gguf_file(world):
     assert node_lines(base) == [f"SFT policy: GGUF file {named}, never published"]
 
 
+def test_base_that_hub_add_unpacked_is_named_with_its_gguf_file(world):
+    parents = {"sft": {"repo": "x/chat", "commit": B, "gguf": "b" * 64}}
+    world.repositories["x/ppo"] = (A, (), card("ppo", parents=parents))
+    world.repositories["x/chat"] = (B, (), None)
+    (base,) = world.tree().parents
+    assert node_lines(base)[1:] == [f"unpacked from a GGUF file, sha256 {'b' * 64}"]
+
+
 def test_family_tree_escapes_card_texts(world):
     world.repositories["x/ppo"] = (
         A,

@@ -387,4 +387,7 @@ def _repository_and_commit(role: str, entry: Mapping[str, Any] | None) -> tuple[
     if name is None:
         return "not published", "not published"
     unpinned = "not published" if role == "self" else "not recorded"
-    return markdown.code(name), markdown.code(entry["commit"]) if entry["commit"] else unpinned
+    commit = markdown.code(entry["commit"]) if entry["commit"] else unpinned
+    if entry.get("gguf"):  # `hub add` unpacked it
+        commit = Raw(f"{commit}; unpacked from a GGUF file, sha256 {markdown.code(str(entry['gguf']))}")
+    return markdown.code(name), commit

@@ -237,7 +237,7 @@ class StageFacts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}; for local parents also `folder` (name), and `files` (digest) or `gguf` (sha256)."""
+        """Role -> {repo, commit}; for local parents also `folder` (name) and `files` (digest); of GGUF files `gguf`."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}

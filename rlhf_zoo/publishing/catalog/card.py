@@ -239,7 +239,9 @@ class Card(dict[str, Any]):
 
 def _gguf_name(parent: Mapping[str, Any]) -> str | None:
     digest, name = parent.get("gguf"), parent.get("folder")
-    return f"{clean(name)}, sha256 {clean(digest)}" if isinstance(digest, str) and isinstance(name, str) else None
+    if not isinstance(digest, str):
+        return None
+    return f"{clean(name)}, sha256 {clean(digest)}" if isinstance(name, str) else f"sha256 {clean(digest)}"
 
 
 def clean(text: str, max_length: int = 120) -> str:

@@ -151,8 +151,10 @@ def node_lines(node: Node) -> list[str]:
 
 def _summary_phrases(node: Node) -> Iterator[str]:
     if node.member.card is None:
-        if node.entry.kind == "model":
-            yield "no card"
+        if node.entry.gguf is not None:
+            yield f"unpacked from a GGUF file, {node.entry.gguf}"
+        elif node.entry.kind == "model":
+            yield "no card of rlhf-zoo"
         return
     yield f"stage {node.stage}" if node.stage else "stage unknown"
     if node.card.recipe:
