@@ -115,7 +115,7 @@ def plan(
         device = local_device()
         if device.cpu and loaded_recipe.zoo.get("gpu"):
             device = parse_device(loaded_recipe.zoo["gpu"])
-    if device == parse_device(loaded_recipe.zoo.get("gpu", "cpu")) and not lora:
+    if device == parse_device(loaded_recipe.zoo.get("gpu", "cpu")) and not (lora or load_in_4bit):
         for stage, gpu_flags in (loaded_recipe.zoo.get("gpu_flags") or {}).items():
             keys = effective_keys(loaded_recipe, stage, gpu_flags)
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml sets for {device}"
@@ -135,11 +135,11 @@ def _parse_rows(texts: Sequence[str], stages: Sequence[str]) -> dict[str, int]:
     rows = {}
     for text in texts:
         stage, _, number = text.partition("=")
-        if stage not in stages or not number.isdecimal() or int(number) < 1:
-            example = f"{stages[0]}=10000" if stages else "sft=10000"
-            raise ZooError(
-                f"--rows is {text!r}: name one of {', '.join(stages) or 'sft, reward'}, as in --rows {example}."
-            )
+        example = f"as in --rows {stages[0] if stages else 'sft'}=10000."
+        if stage not in stages:
+            raise ZooError(f"--rows is {text!r}: name one of {', '.join(stages) or 'sft, reward'}, {example}")
+        if not number.isdecimal() or int(number) < 1:
+            raise ZooError(f"--rows is {text!r}: give a number from 1, {example}")
         rows[stage] = int(number)
     return rows
 

@@ -1,7 +1,7 @@
 """Loads models, configurations and tokenizers from safetensors and JSON, and checks that weights are complete."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -166,15 +166,17 @@ def _check_fit(loading_info: Mapping[str, Any], subject: str, may_lack: tuple[st
         raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *shapes, fix))
     missing_names = sorted(name for name in loading_info["missing_keys"] if name.split(".")[0] not in may_lack)
     if missing_names:
-        names = missing_names[0] + (f" and {len(missing_names) - 1} more" if len(missing_names) > 1 else "")
+        names = _shorten(missing_names)
         raise ZooError(f"{subject} lacks weights that its config.json names ({names}): {fix}, or copy all files again.")
-    # A head or buffer in the file that the model does not use is harmless. Without a layer, it would compute otherwise.
+    # A head or buffer that the model does not use is harmless, but without one of its layers it is another model.
     unused_layer_names = sorted(name for name in loading_info["unexpected_keys"] if _LAYER_KEY.search(name))
     if unused_layer_names:
-        raise ZooError(
-            f"{subject} has weights of more layers than its config.json names "
-            f"({unused_layer_names[0]} and {len(unused_layer_names) - 1} more): {fix}."
-        )
+        names = _shorten(unused_layer_names)
+        raise ZooError(f"{subject} has weights of more layers than its config.json names ({names}): {fix}.")
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) -> PreTrainedConfig:

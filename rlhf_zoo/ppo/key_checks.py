@@ -65,8 +65,8 @@ def check_update(args: Any, episode_count: int) -> None:
     if episode_count % args.num_mini_batches:
         raise ZooError(
             f"num_mini_batches {args.num_mini_batches} does not divide the rollout of {episode_count} "
-            "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one "
-            "of them."
+            "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations × processes): "
+            "change one of them."
         )
     if args.kl_target is not None and episode_count > 5 * args.kl_horizon:
         raise ZooError(
@@ -219,8 +219,11 @@ def _check_frozen_models(args: Any) -> None:
 def _check_kl(args: Any) -> None:
     estimators = REWARD_KL_ESTIMATORS if args.kl_in == "reward" else LOSS_KL_ESTIMATORS
     if args.kl_estimator not in estimators:
-        why = KL_ESTIMATOR_PROBLEMS.get((args.kl_in, args.kl_estimator), "there is no such estimator")
+        choices = " or ".join(map(repr, estimators))
+        why = KL_ESTIMATOR_PROBLEMS.get((args.kl_in, args.kl_estimator))
+        if why is None:
+            raise ZooError(f"kl_estimator {args.kl_estimator!r} does not exist: use {choices}.")
         raise ZooError(
-            f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, because {why}: use "
-            f"{' or '.join(map(repr, estimators))}, or change kl_in."
+            f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, because {why}: use {choices}, or "
+            "change kl_in."
         )

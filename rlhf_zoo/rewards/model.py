@@ -104,7 +104,8 @@ class RewardModel:
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
             raise ZooError(
                 f"The reward model {name} has the stored mean {mean} and standard deviation {std}, so its scores "
-                "cannot be standardized: train the model again, or use center=False and scale=False."
+                "cannot be standardized: train the model again, or leave its scores as they are "
+                "(score_centering none, score_scaling none)."
             )
         # The score is read at the last token that is not PAD, so the policy's ids need the same PAD.
         has_same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id

@@ -93,7 +93,11 @@ def test_lines_of_a_local_file_are_counted(tmp_path) -> None:
     assert "(4 steps: " in result.stdout and "All stages: about " in result.stdout
 
 
-@pytest.mark.parametrize("value", ["ppo=3", "sft", "sft=0", "sft=many"])
-def test_rows_that_are_no_number_of_a_stage_are_refused(value) -> None:
-    with pytest.raises(ZooError, match=r"^--rows is .*: name one of sft, reward, as in --rows sft=10000\.$"):
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [("ppo=3", "name one of sft, reward"), ("sft", "give a number from 1"), ("sft=0", "give a number from 1"),
+     ("sft=many", "give a number from 1")],
+)  # fmt: skip
+def test_rows_that_are_no_number_of_a_stage_are_refused(value, remedy) -> None:
+    with pytest.raises(ZooError, match=rf"^--rows is '{value}': {remedy}, as in --rows sft=10000\.$"):
         CliRunner().invoke(plan_command, ["tiny-world", "--rows", value], catch_exceptions=False)

@@ -154,7 +154,9 @@ def fetch(
         cause = error.__cause__
         # Some causes allow a more specific remedy.
         if isinstance(cause, RevisionNotFoundError):
-            raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
+            raise ZooError(
+                f"{repo} has no revision {revision or 'main'!r}{_suggest_revisions(hub, repo, revision)}"
+            ) from cause
         if isinstance(cause, GatedRepoError):
             raise ZooError(
                 f"{repo} on {hub.name} is gated: accept its terms at {hub.address}/{repo}, and set "

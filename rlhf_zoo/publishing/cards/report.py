@@ -204,8 +204,9 @@ def _shared_error_notes(errors: Mapping[str, Any] | None) -> list[str]:
         return []
     correlation = f" (correlation of the errors: {estimate(errors['correlation'])})" if errors["correlation"] else ""
     return [
-        f"It errs on {estimate(errors['judge_errs'])} of them, and on {estimate(errors['where_reward_errs'])} of those "
-        f"that the reward model orders wrongly{correlation}. A wrong label counts as an error of both."
+        f"The judge errs on {estimate(errors['judge_errs'])} of the pairs, and on "
+        f"{estimate(errors['where_reward_errs'])} of those that the reward model orders wrongly{correlation}. A wrong "
+        "label counts as an error of both."
     ]
 
 
@@ -218,10 +219,12 @@ def unparsed_note(judge: Mapping[str, Any]) -> str | None:
     unparsed_pairs, unparsed_answers = ((judge.get(key) or {}).get("unparsed") or 0 for key in ("orders", "usage"))
     if not unparsed_pairs and not unparsed_answers:
         return None
-    note = f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties"
+    notes = []
+    if unparsed_pairs:
+        notes.append(f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties")
     if unparsed_answers:
-        note += f"; of all answers, {unparsed_answers} could not be parsed, and such a rating counts as 5.5"
-    return f"{note}."
+        notes.append(f"of all answers, {unparsed_answers} could not be parsed, and such a rating counts as 5.5")
+    return f"{'; '.join(notes)}."
 
 
 def _checkpoint_name(side: Mapping[str, Any]) -> Raw:
