@@ -457,6 +457,7 @@ def test_gpu_flags_of_recipe_apply_to_its_device():
     assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
     assert other.splitlines()[1].startswith("sft DOES NOT FIT: ") and "makes it fit is --sft.fsdp2 true (" in other
+    assert all("zoo.yaml sets" not in told(flag) for flag in ("--lora", "--load_in_4bit"))
     # The answer comes first; tables only on request.
     assert [line.partition(":")[0] for line in own.splitlines()[1:4]] == ["sft fits", "reward fits", "ppo fits"]
     assert "ppo: models" not in own
